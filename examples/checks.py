@@ -1,0 +1,43 @@
+"""What the examples share: a measured number beside the bound that it must meet."""
+
+import operator
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+_RELATIONS = {"<=": operator.le, ">": operator.gt, "==": operator.eq}
+
+
+class Check(NamedTuple):
+    name: str
+    value: float
+    relation: Literal["<=", ">", "=="]
+    bound: float
+
+    @property
+    def ok(self) -> bool:
+        # False for NaN, whatever the relation.
+        return bool(_RELATIONS[self.relation](self.value, self.bound))
+
+    def __str__(self) -> str:
+        measured = (
+            f"{self.name:<48} {self.value:>10.4g}  {self.relation} {self.bound:g}"
+        )
+        return f"{measured:<72} {'ok' if self.ok else 'FAILED'}"
+
+
+def report(checks: Iterable[Check]) -> bool:
+    """Prints every check, and says whether all of them hold."""
+    checks = list(checks)
+    for check in checks:
+        print(f"  {check}", flush=True)
+    return len(checks) > 0 and all(check.ok for check in checks)
+
+
+def distance(a: PyTree[Array], b: PyTree[Array]) -> float:
+    """The largest absolute difference between two trees of arrays."""
+    gaps = jax.tree.map(lambda x, y: jnp.max(jnp.abs(x - y)), a, b)
+    return float(jnp.max(jnp.stack(jax.tree.leaves(gaps))))

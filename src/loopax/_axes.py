@@ -1,0 +1,156 @@
+"""Which axis of which array a loop goes along, and for how many steps."""
+
+import operator
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from ._errors import ArgumentError, LengthError, length_conflict, type_text
+from ._mismatch import key_text
+from ._static import is_dynamic
+
+
+# An axis, `None` to pass arrays whole, a function from a leaf to one of these (such as
+# `eqx.if_array(0)`), or a PyTree of them whose structure is a prefix of that of the tree.
+Axes = Any
+
+
+def along(
+    caller: str, xs: Any, axes: Axes, length: Any, trace_numbers: bool
+) -> tuple[Any, Any]:
+    """Splits `xs` into what is passed whole and what is sliced, along its first axis.
+
+    `eqx.combine` puts them together again. Raises if the arrays do not agree on a number
+    of steps with each other and with `length`.
+    """
+    if axes == 0:
+        # The usual case, without a walk over the tree.
+        whole, sliced = None, xs
+        each = None
+    else:
+        each = _each_axis(caller, "in_axes", axes, xs, trace_numbers)
+        is_whole = jtu.tree_map(_is_whole, each, is_leaf=_is_axis)
+        whole, sliced = eqx.partition(xs, is_whole)
+    _check_lengths(caller, sliced, each, length, trace_numbers)
+    if each is not None:
+        sliced = _move(sliced, each, to_front=True)
+    return whole, sliced
+
+
+def stacked(
+    caller: str, ys: Any, axes: Axes, trace_numbers: bool
+) -> Any:
+    """Moves the first axis of the arrays in `ys` to where `out_axes` wants it."""
+    if axes == 0:
+        return ys
+    each = _each_axis(caller, "out_axes", axes, ys, trace_numbers)
+    return _move(ys, each, to_front=False)
+
+
+class _Axis:
+    """The axis of one leaf. A leaf itself to JAX, unlike a bare `None`."""
+
+    def __init__(self, axis: int | None):
+        self.axis = axis
+
+
+def _is_axis(value: Any) -> bool:
+    return isinstance(value, _Axis)
+
+
+def _is_whole(axis: _Axis) -> bool:
+    return axis.axis is None
+
+
+def _each_axis(
+    caller: str, argument: str, axes: Axes, tree: Any, trace_numbers: bool
+) -> Any:
+    def one(axis: Any, leaf: Any) -> _Axis:
+        if callable(axis):
+            axis = axis(leaf)
+        if not is_dynamic(leaf, trace_numbers):
+            # Goes with what is sliced, where it reaches every step as it is.
+            return _Axis(0)
+        if axis is None:
+            if argument == "out_axes":
+                raise ArgumentError(
+                    f"{caller}: `out_axes` has None for an array, but what every step "
+                    "returns anew has to be stacked along some axis."
+                )
+            return _Axis(None)
+        try:
+            return _Axis(operator.index(axis))
+        except TypeError:
+            raise ArgumentError(
+                f"{caller}: `{argument}` must hold integers and None, got {axis!r}."
+            ) from None
+
+    def subtree(axis: Any, tree: Any) -> Any:
+        return jtu.tree_map(lambda leaf: one(axis, leaf), tree)
+
+    try:
+        return jtu.tree_map(subtree, axes, tree, is_leaf=lambda axis: axis is None)
+    except ValueError as error:
+        raise ArgumentError(
+            f"{caller}: `{argument}` must be an integer, None, or a PyTree of those whose "
+            f"structure is a prefix of that of `{'xs' if argument == 'in_axes' else 'ys'}`, "
+            f"got {axes!r}. {error}"
+        ) from None
+
+
+def _move(tree: Any, axes: Any, to_front: bool) -> Any:
+    def one(axis: _Axis, leaf: Any) -> Any:
+        if leaf is None or not axis.axis:
+            return leaf
+        pair = (axis.axis, 0) if to_front else (0, axis.axis)
+        return jnp.moveaxis(leaf, *pair)
+
+    return jtu.tree_map(one, axes, tree, is_leaf=_is_axis)
+
+
+def _check_lengths(
+    caller: str, xs: Any, axes: Any, length: Any, trace_numbers: bool
+) -> None:
+    number = _concrete_length(caller, length)
+    found: list[tuple[str, Any, int]] = []
+    which = [0] * len(jtu.tree_leaves(xs))
+    if axes is not None:
+        every = jtu.tree_leaves(axes, is_leaf=_is_axis)
+        which = [axis.axis for axis in every if not _is_whole(axis)]
+    for (path, leaf), axis in zip(jtu.tree_leaves_with_path(xs), which, strict=True):
+        if not is_dynamic(leaf, trace_numbers):
+            continue
+        aval = jax.typeof(leaf)
+        shape = getattr(aval, "shape", None)
+        if shape is None:
+            # Not an array, but something that only `lax` knows how to scan over.
+            return
+        name = "xs" + "".join(map(key_text, path))
+        if not -len(shape) <= axis < len(shape):
+            raise ArgumentError(
+                f"{caller}: {name} is {type_text(aval)}, which has no axis {axis} to scan "
+                "over. To pass it whole to every step, give it None in `in_axes`, or let "
+                "the body close over it."
+            )
+        found.append((name, aval, axis))
+    lengths = {aval.shape[axis] for _, aval, axis in found}
+    if len(lengths) > 1 or (number is not None and lengths - {number}):
+        raise length_conflict(caller, found, number)
+    if not found and length is None:
+        raise LengthError(
+            f"{caller}: there are no arrays in `xs` to take the number of steps from. "
+            "Pass it as `length`."
+        )
+
+
+def _concrete_length(caller: str, length: Any) -> int | None:
+    if length is None or isinstance(length, jax.core.Tracer):
+        # `lax` says what is wrong with a traced length.
+        return None
+    number = int(length)
+    if number < 0:
+        raise LengthError(f"{caller}: `length` must not be negative, got {number}.")
+    return number

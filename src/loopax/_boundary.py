@@ -1,0 +1,89 @@
+"""What each public function is wrapped in: checks of its arguments, short tracebacks."""
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import jax.tree_util as jtu
+from beartype.door import is_bearable
+
+from ._errors import MismatchError, Refusal, wrong_argument
+from ._jax import api_boundary
+from ._static import is_dynamic
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def public(
+    namesake: Callable[..., Any], functions: tuple[str, ...]
+) -> Callable[[_Function], _Function]:
+    """Makes a function the public one.
+
+    - `namesake`: the function of `jax.lax` that it stands in for.
+    - `functions`: the parameters that are functions, or sequences of functions.
+    """
+
+    def decorator(function: _Function) -> _Function:
+        names = tuple(inspect.signature(function).parameters)
+        hints = _hints(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+                    if name in hints and not is_bearable(value, hints[name]):
+                        raise wrong_argument(function.__name__, name, hints[name], value)
+                return function(*args, **kwargs)
+            except Refusal as refusal:
+                if kwargs.get("trace_numbers") is not True:
+                    raise
+                spoken = _in_words_of(namesake, function, functions, args, kwargs)
+                if spoken is None:
+                    raise
+                if isinstance(refusal, MismatchError):
+                    spoken = MismatchError(str(spoken), refusal.mismatches)
+            raise spoken
+
+        return cast(_Function, api_boundary(call))
+
+    return decorator
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(function)
+    return {
+        name: hint
+        for name, hint in hints.items()
+        if name != "return" and hint is not Any and not isinstance(hint, TypeVar)
+    }
+
+
+def _in_words_of(
+    namesake: Callable[..., Any],
+    function: Callable[..., Any],
+    functions: tuple[str, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Exception | None:
+    """What `namesake` says of the same arguments, if they hold nothing unknown to it.
+
+    With `trace_numbers=True` each function then is its namesake, down to the messages.
+    """
+    signature = inspect.signature(function)
+    ours = signature.parameters.keys() - inspect.signature(namesake).parameters.keys()
+    bound = signature.bind(*args, **kwargs)
+    if bound.arguments.keys() & ours != {"trace_numbers"}:
+        return None
+    for name, value in bound.arguments.items():
+        is_function = name in functions
+        for leaf in jtu.tree_leaves(value):
+            if is_dynamic(leaf, trace_numbers=not is_function) is is_function:
+                return None
+    try:
+        namesake(*args, **{k: v for k, v in kwargs.items() if k != "trace_numbers"})
+    except (TypeError, ValueError) as error:
+        return error
+    return None

@@ -1,0 +1,403 @@
+"""What loopax raises, and all of its wording."""
+
+import functools
+import inspect
+import os
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ._mismatch import Mismatch, key_text, quoted
+from ._static import is_number, nodes
+
+
+class Refusal(Exception):
+    """What loopax itself raises, as against what the user's functions or JAX raise."""
+
+
+class ArgumentError(Refusal, TypeError):
+    """An argument, or what a function returned, is of the wrong kind."""
+
+
+class LengthError(Refusal, ValueError):
+    """The number of steps is not given, or is given in ways that disagree."""
+
+
+class MismatchError(Refusal, TypeError):
+    """A tree came back different in something that a loop may not change.
+
+    Raised while tracing, before anything has run. All differences are reported at once.
+    `mismatches` holds them as a tuple of `Mismatch(path, kind, before, after)`; the
+    message is one rendering of it.
+
+    !!! Example
+
+        ```python
+        import jax.numpy as jnp
+        import loopax
+
+        def step(carry, x):
+            return {"total": carry["total"] + x, "phase": "late"}, None
+
+        try:
+            loopax.filter_scan(step, {"total": 0.0, "phase": "early"}, jnp.ones(3))
+        except loopax.MismatchError as error:
+            assert [m.path for m in error.mismatches] == [
+                'carry["phase"]', 'carry["total"]'
+            ]
+        ```
+    """
+
+    mismatches: tuple[Mismatch, ...]
+
+    def __init__(self, message: str, mismatches: Iterable[Mismatch]):
+        super().__init__(message)
+        self.mismatches = tuple(mismatches)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.args[0], self.mismatches)
+
+
+def carry_mismatch(
+    caller: str, body: Callable[..., Any], mismatches: Sequence[Mismatch]
+) -> MismatchError:
+    """The body returned another carry than it was given."""
+    headline = (
+        f"{caller}: {shown(body)} must return the carry it was given, "
+        "up to array values, but:"
+    )
+    return MismatchError(_report(headline, mismatches), mismatches)
+
+
+def _report(headline: str, mismatches: Sequence[Mismatch]) -> str:
+    rows = [(m.path, *_columns(m)) for m in mismatches]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [
+        f"  {path:<{widths[0]}}   {was + '   ' if not widths[1] else f'{was:<{widths[1]}}   '}"
+        f"{came}".rstrip()
+        for path, was, came in rows
+    ]
+    advice = [_ALL_STATIC] if any(m.kind != "array" for m in mismatches) else []
+    advice += [f"  * {hint}" for hint in _hints(mismatches)]
+    return "\n".join([headline, "", *lines, "", *advice]).rstrip()
+
+
+_ALL_STATIC = (
+    "Anything that is not an array is static: it keeps one value for the whole loop."
+)
+
+
+# -- describing things -------------------------------------------------------------------
+
+
+def shown(function: Any) -> str:
+    """A function by its name and place: `step` (rollout.py:31)."""
+    name, place = named(function), _place(function)
+    return f"`{name}` ({place})" if place else f"`{name}`"
+
+
+def named(function: Any) -> str:
+    """The name of any callable."""
+    inner = _innermost(function)
+    if isinstance(inner, type):
+        return inner.__qualname__
+    name = getattr(inner, "__qualname__", None) or getattr(inner, "__name__", None)
+    if name is None:
+        return f"{type(inner).__name__}.__call__"
+    return name.rpartition("<locals>.")[2]
+
+
+def _innermost(function: Any) -> Any:
+    while isinstance(function, functools.partial) or hasattr(function, "keywords"):
+        function = function.func
+    return function
+
+
+def _place(function: Any) -> str:
+    inner = _innermost(function)
+    if not hasattr(inner, "__code__") and not hasattr(inner, "__wrapped__"):
+        inner = getattr(type(inner), "__call__", inner)
+    try:
+        code = inspect.unwrap(inner).__code__
+    except (AttributeError, ValueError):
+        return ""
+    return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+
+
+def _is_array_type(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "update")
+
+
+def type_text(aval: Any) -> str:
+    """The type of an array, as JAX writes it: `float32[3,4]`."""
+    return str(aval).lstrip("~")
+
+
+def described(value: Any) -> str:
+    """A static value, an array's type, or a tree's structure, in a few words."""
+    if isinstance(value, jax.core.AbstractValue):
+        return type_text(value)
+    if isinstance(value, jtu.PyTreeDef):
+        return _structure_text(value)
+    if value is None:
+        return "None"
+    if is_number(value):
+        return f"{value!r} ({type(value).__name__})"
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, type):
+        return f"<class {value.__qualname__}>"
+    if callable(value) and (name := getattr(_innermost(value), "__name__", None)):
+        kind = "method" if hasattr(value, "__self__") else "function"
+        return f"<{kind} {name}>"
+    return _clipped(value)
+
+
+def _clipped(value: Any, limit: int = 60) -> str:
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _structure_text(treedef: Any) -> str:
+    kind, metadata, count = next(nodes(treedef))
+    name = kind.__name__
+    article = "an" if name[0].lower() in "aeiou" else "a"
+    if kind is dict:
+        return f"a dict with keys {', '.join(map(quoted, metadata))}" if count else "{}"
+    if kind in (tuple, list):
+        return f"{article} {name} of length {count}"
+    return f"{article} {name}"
+
+
+def _columns(mismatch: Mismatch) -> tuple[str, str]:
+    before, after = mismatch.before, mismatch.after
+    match mismatch.kind:
+        case "new":
+            return "", f"came back with {_key_words(after, 'a new')}"
+        case "missing":
+            return "", f"came back without {_key_words(before, 'the')}"
+        case "length":
+            return f"had length {before}", f"came back with length {after}"
+        case "metadata":
+            was, now = _told_apart(before, after)
+            return f"had metadata {was}", f"came back with {now}"
+        case _:
+            was, now = _told_apart(before, after)
+            return f"was {was}", f"came back as {now}"
+
+
+def _key_words(key: Any, article: str) -> str:
+    if isinstance(key, jtu.DictKey):
+        return f"{article} key {quoted(key.key)}"
+    return f"{article} field {key_text(key).lstrip('.')}"
+
+
+def _told_apart(before: Any, after: Any) -> tuple[str, str]:
+    was, now = described(before), described(after)
+    if was != now:
+        return was, now
+    # Two things that read the same need to be told apart.
+    if callable(before) and callable(after):
+        places = _place(before), _place(after)
+        if places[0] != places[1]:
+            return f"{was} ({places[0]})", f"{now} ({places[1]})"
+        return was, f"another {now}"
+    if type(before) is not type(after):
+        kinds = type(before).__qualname__, type(after).__qualname__
+        return f"{was} ({kinds[0]})", f"{now} ({kinds[1]})"
+    return was, f"another {now}, not equal to it"
+
+
+# -- advice ------------------------------------------------------------------------------
+
+
+def _hints(mismatches: Sequence[Mismatch]) -> Iterator[str]:
+    """What to do. Paths that need the same are named together."""
+    paths: dict[str, list[str]] = {}
+    for mismatch in mismatches:
+        if advice := _hint(mismatch):
+            paths.setdefault(advice, []).append(mismatch.path)
+    for advice, at in paths.items():
+        listed = ", ".join(at[:3]) + (f" and {len(at) - 3} more" if len(at) > 3 else "")
+        yield advice.format(paths=listed, is_a="is a" if len(at) == 1 else "are each a")
+
+
+def _hint(mismatch: Mismatch) -> str | None:
+    before, after = mismatch.before, mismatch.after
+    match mismatch.kind:
+        case "array":
+            return _array_hint(before, after)
+        case "static":
+            return (
+                f"{{paths}}: return an array there, of type {_braced(type_text(before))}."
+            )
+        case "value" | "type" if before is None:
+            if isinstance(after, jax.core.AbstractValue):
+                return (
+                    "{paths}: None is static too. Start from an array of the type that "
+                    f"the body returns, {_braced(_zeros(after))}."
+                )
+            return "{paths}: None is static too. Start from what the body returns."
+        case "value" if is_number(before):
+            return (
+                f"{{paths}} {{is_a}} Python {type(before).__name__}. To change it in the "
+                f"loop, start from an array, jnp.asarray({before!r}), or pass "
+                "trace_numbers=True."
+            )
+        case "value" if isinstance(after, jax.core.AbstractValue):
+            return "{paths}: return what the carry held, or start from an array."
+        case "value" if callable(before) and callable(after):
+            return _function_hint(before, after)
+        case "new" | "missing" | "length" | "type":
+            return "{paths}: start from a tree that has the form which the body returns."
+        case _:
+            return "{paths}: keep what changes in an array, or take it out of the carry."
+
+
+def _function_hint(before: Any, after: Any) -> str:
+    code = getattr(before, "__code__", None)
+    if code is not None and code is getattr(after, "__code__", None):
+        return (
+            "{paths}: it was made anew, over other values. Make it once, outside of the "
+            "loop, or carry those values as arrays."
+        )
+    return (
+        "{paths}: to choose between functions in the loop, carry an index and call "
+        "jax.lax.switch."
+    )
+
+
+def _array_hint(before: Any, after: Any) -> str | None:
+    if not (_is_array_type(before) and _is_array_type(after)):
+        return None
+    if before.shape != after.shape:
+        return (
+            "{paths}: an array keeps its shape for the whole loop. Start from one of shape "
+            f"{after.shape}, or write into one that is large enough."
+        )
+    if before.dtype != after.dtype:
+        return _dtype_hint(before.dtype, after.dtype)
+    missing = sorted(_varying(after) - _varying(before))
+    if missing:
+        return (
+            "{paths}: start from a value that varies over the same axes, "
+            f"jax.lax.pcast(..., {tuple(missing)!r}, to='varying')."
+        )
+    return "{paths}: start from a value with the same sharding, or reshard it in the body."
+
+
+def _dtype_hint(before: Any, after: Any) -> str:
+    keys = [jnp.issubdtype(dtype, jax.dtypes.prng_key) for dtype in (before, after)]
+    if any(keys):
+        return (
+            "{paths}: keep to one kind of random key. jax.random.key makes typed keys, "
+            "jax.random.PRNGKey makes arrays of integers."
+        )
+    return (
+        f"{{paths}}: cast it back with .astype({_dtype_text(before)}), "
+        f"or start from {_dtype_text(after, prefix='')}."
+    )
+
+
+def _dtype_text(dtype: Any, prefix: str = "jnp.") -> str:
+    return prefix + np.dtype(dtype).name.replace("bool", "bool_" if prefix else "bool")
+
+
+def _varying(aval: Any) -> frozenset[str]:
+    # Called `vma` first, and part of `mat` since JAX 0.10.
+    manual = getattr(aval, "mat", None)
+    names = getattr(aval, "vma", ()) if manual is None else manual.varying
+    return frozenset(names or ())
+
+
+def _zeros(aval: Any) -> str:
+    if not _is_array_type(aval) or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+        return type_text(aval)
+    return f"jnp.zeros({tuple(aval.shape)}, {_dtype_text(aval.dtype)})"
+
+
+def _braced(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+# -- other refusals ----------------------------------------------------------------------
+
+
+def length_conflict(
+    caller: str, found: Sequence[tuple[str, Any, int]], length: int | None
+) -> LengthError:
+    """The arrays among `xs`, and `length`, do not agree on a number of steps."""
+    wide = [max(map(len, column)) for column in zip(*((n, type_text(a)) for n, a, _ in found))]
+    rows = [
+        f"  {name:<{wide[0]}}   {type_text(aval):<{wide[1]}}   "
+        f"has length {aval.shape[axis]} along axis {axis}"
+        for name, aval, axis in found
+    ]
+    if length is None:
+        headline = f"{caller}: the arrays in `xs` must agree on the number of steps, but:"
+    else:
+        headline = (
+            f"{caller}: `length` is {length}, and the arrays in `xs` must agree with it, but:"
+        )
+    return LengthError("\n".join([headline, "", *rows]))
+
+
+def not_a_pair(caller: str, body: Callable[..., Any], result: Any) -> ArgumentError:
+    """The body of a scan returned something else than `(carry, y)`."""
+    return ArgumentError(
+        f"{caller}: {shown(body)} must return a pair (carry, y), but returned "
+        f"{_tree_text(result)}. If there is nothing to collect, return (carry, None)."
+    )
+
+
+def not_a_predicate(caller: str, function: Callable[..., Any], result: Any) -> ArgumentError:
+    """The predicate of a while loop returned something else than a boolean scalar."""
+    hint = ""
+    if eqx.is_array_like(result):
+        aval = jax.typeof(result)
+        if aval.shape:
+            hint = " Reduce it, with jnp.any or jnp.all."
+        else:
+            hint = " Compare it with something."
+    return ArgumentError(
+        f"{caller}: {shown(function)} must return a boolean scalar, but returned "
+        f"{_tree_text(result)}.{hint}"
+    )
+
+
+def _tree_text(tree: Any) -> str:
+    if eqx.is_array(tree):
+        return type_text(jax.typeof(tree))
+    if jtu.all_leaves([tree]) or tree is None:
+        return described(tree)
+    return _structure_text(jtu.tree_structure(tree))
+
+
+def wrong_argument(caller: str, name: str, hint: Any, value: Any) -> ArgumentError:
+    """An argument is not of the type that its parameter has."""
+    return ArgumentError(
+        f"{caller}: `{name}` must be {_hint_text(hint)}, but is {_tree_text(value)}."
+    )
+
+
+def _hint_text(hint: Any) -> str:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return " or ".join(_HINT_WORDS.get(typing.get_origin(o) or o, str(o)) for o in options)
+
+
+_HINT_WORDS = {
+    Callable: "callable",
+    int: "an integer",
+    bool: "a boolean",
+    type(None): "None",
+}

@@ -1,0 +1,60 @@
+"""`filter_scan`."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import equinox as eqx
+from jax import lax
+
+from ._axes import Axes, along, stacked
+from ._body import Call, Operands, Step, as_tree, body_for, merge_output
+from ._boundary import public
+from ._errors import not_a_pair
+from ._split import split
+
+
+Carry = TypeVar("Carry")
+X = TypeVar("X")
+Y = TypeVar("Y")
+
+
+@public(lax.scan, functions=("f",))
+def filter_scan(
+    f: Callable[[Carry, X], tuple[Carry, Y]],
+    init: Carry,
+    xs: X | None = None,
+    length: Any = None,
+    reverse: Any = False,
+    unroll: Any = 1,
+    *,
+    in_axes: Axes = 0,
+    out_axes: Axes = 0,
+    trace_numbers: bool = False,
+) -> tuple[Carry, Y]:
+    whole, sliced = along("filter_scan", xs, in_axes, length, trace_numbers)
+    state = Operands(
+        split(as_tree(f), False), split(whole, trace_numbers), split(init, trace_numbers)
+    )
+    inputs = Operands(split(sliced, trace_numbers))
+    call = Call("filter_scan", f, trace_numbers, state, inputs)
+    body = body_for(_step, call)
+    with body.during(call):
+        out, ys = lax.scan(
+            body,
+            body.arrays(0, state),
+            body.arrays(1, inputs),
+            length=length,
+            reverse=reverse,
+            unroll=unroll,
+        )
+    *_, carry = state.merge(out.arrays)
+    ys = merge_output(call, ys)
+    return carry, stacked("filter_scan", ys, out_axes, trace_numbers)
+
+
+def _step(step: Step, f: Callable[..., Any], whole: Any, carry: Any, x: Any) -> Any:
+    result = f(carry, x if whole is None else eqx.combine(x, whole))
+    if not (isinstance(result, (tuple, list)) and len(result) == 2):
+        raise not_a_pair(step.caller, step.function, result)
+    carry, y = result
+    return step.carry(carry), step.output(y)

@@ -1,0 +1,118 @@
+"""A tree as its arrays and the rest."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax.tree_util as jtu
+
+from ._static import Watch, is_dynamic, same, same_structure, structure_token, token
+
+
+class _Hole:
+    def __repr__(self) -> str:
+        return "*"
+
+
+# Stands in a `Static` where the tree has an array.
+HOLE = _Hole()
+
+
+class Static:
+    """All of a tree but its arrays: the structure and the other leaves."""
+
+    __slots__ = ("leaves", "treedef")
+
+    def __init__(self, treedef: Any, leaves: Sequence[Any]):
+        self.treedef = treedef
+        self.leaves = tuple(leaves)
+
+    def merge(self, arrays: Iterable[Any]) -> Any:
+        """The tree with `arrays` where its arrays belong."""
+        rest = iter(arrays)
+        leaves = [next(rest) if leaf is HOLE else leaf for leaf in self.leaves]
+        return self.treedef.unflatten(leaves)
+
+    @property
+    def num_arrays(self) -> int:
+        return sum(leaf is HOLE for leaf in self.leaves)
+
+    def token(self, watch: Watch) -> Hashable:
+        """Equal for what no trace can tell apart. See `_static.token`."""
+        leaves = (None if leaf is HOLE else token(leaf, watch) for leaf in self.leaves)
+        return (structure_token(self.treedef, watch), *leaves)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Static)
+            and same_structure(self.treedef, other.treedef)
+            and all(map(same, self.leaves, other.leaves))
+        )
+
+    def __hash__(self) -> int:
+        # Hashing must not fail, whatever the leaves are, and it must agree with `same`.
+        return hash(tuple(leaf is HOLE for leaf in self.leaves))
+
+    def __repr__(self) -> str:
+        return repr(self.treedef.unflatten(self.leaves))
+
+
+class Split(NamedTuple):
+    """A tree in two parts: `static.merge(arrays)` is the tree again."""
+
+    arrays: list[Any]
+    static: Static
+
+
+def split(tree: Any, trace_numbers: bool) -> Split:
+    """Splits `tree` into its arrays and the rest. It is flattened just once."""
+    leaves, treedef = jtu.tree_flatten(tree)
+    dynamic = [is_dynamic(leaf, trace_numbers) for leaf in leaves]
+    pairs = list(zip(leaves, dynamic, strict=True))
+    arrays = [leaf for leaf, is_array in pairs if is_array]
+    rest = [HOLE if is_array else leaf for leaf, is_array in pairs]
+    return Split(arrays, Static(treedef, rest))
+
+
+@jtu.register_pytree_with_keys_class
+class Arrays:
+    """Arrays on their way through a JAX primitive, as a PyTree of nothing else.
+
+    `label` is the metadata of the node. It travels through the primitive with the arrays,
+    into JAX's own cache too, and comes back with them. `names` are where the arrays stand
+    in the user's trees, so that JAX's messages read as if they stood there still.
+    """
+
+    __slots__ = ("arrays", "label", "names")
+
+    def __init__(self, arrays: Sequence[Any], names: Sequence[Any], label: Any = None):
+        self.arrays = arrays
+        self.names = names
+        self.label = label
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        return tuple(zip(self.names, self.arrays, strict=True)), (self.names, self.label)
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return tuple(self.arrays), (self.names, self.label)
+
+    @classmethod
+    def tree_unflatten(cls, metadata: Any, arrays: Any) -> "Arrays":
+        names, label = metadata
+        return cls(arrays, names, label)
+
+
+class Name(str):
+    """A path as one key, which JAX joins to a path of keys as it stands."""
+
+    __slots__ = ()
+
+
+def names(static: Static) -> tuple[Name, ...]:
+    """Where the arrays stand in the tree, as JAX writes it: `.net.layers[0].weight`."""
+    tree = static.treedef.unflatten(static.leaves)
+    paths = [path for path, _ in jtu.tree_leaves_with_path(tree)]
+    return tuple(
+        Name(jtu.keystr(path))
+        for path, leaf in zip(paths, static.leaves, strict=True)
+        if leaf is HOLE
+    )

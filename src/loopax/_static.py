@@ -1,0 +1,287 @@
+"""What is dynamic, what is static, and when two static values are the same.
+
+Two notions of equality live here, one finer than the other:
+
+* [`same`][] asks "did the loop change this?". Two functions made from the same code
+  with equal closures are the same, so that a lambda re-created by the body is no change.
+* [`token`][] asks "may a trace be used again?". There a Python function counts by
+  identity, as in JAX: what it closes over may have changed since.
+"""
+
+import functools
+import math
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+
+# Types that are common as leaves and that JAX never takes as values. `jax.typeof` gives
+# the same answer for them, but only after formatting an error message.
+_NEVER_VALUES = (str, bytes, type, types.FunctionType, types.MethodType)
+
+# NumPy holds these, JAX does not: objects, strings, bytes, dates and durations.
+_NUMPY_ONLY_KINDS = "OUSMm"
+
+
+def is_number(leaf: Any) -> bool:
+    """Whether `leaf` is one of Python's own numbers or booleans."""
+    return isinstance(leaf, (int, float, complex)) and not isinstance(leaf, np.generic)
+
+
+def is_dynamic(leaf: Any, trace_numbers: bool) -> bool:
+    """Whether a loop may change `leaf`: it is an array, or else a value to JAX."""
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return leaf.dtype.kind not in _NUMPY_ONLY_KINDS and leaf.dtype.names is None
+    if eqx.is_array(leaf):
+        return True
+    if is_number(leaf):
+        return trace_numbers
+    if isinstance(leaf, _NEVER_VALUES):
+        return False
+    try:
+        jax.typeof(leaf)
+    except TypeError:
+        return False
+    except Exception:
+        # JAX knows this kind of value and refuses it for a reason of its own, which it
+        # gives when it is handed the value.
+        return True
+    return True
+
+
+# -- structure ---------------------------------------------------------------------------
+
+
+def nodes(treedef: Any) -> Iterator[tuple[Any, Any, int]]:
+    """The nodes of a tree in preorder: type, metadata and number of children.
+
+    A leaf has neither type nor metadata. Walking the nodes instead of comparing the
+    treedefs keeps Python's `==` out of it: that takes `True` for `1`, calls two NaNs
+    different, and raises on arrays.
+    """
+    children = treedef.children()
+    data = treedef.node_data()
+    yield (None, None, 0) if data is None else (data[0], data[1], len(children))
+    for child in children:
+        yield from nodes(child)
+
+
+def same_structure(before: Any, after: Any) -> bool:
+    """Whether two treedefs agree, metadata included."""
+    if before is after:
+        return True
+    if before.num_leaves != after.num_leaves or before.num_nodes != after.num_nodes:
+        return False
+    pairs = zip(nodes(before), nodes(after), strict=True)
+    return all(
+        a[0] is b[0] and a[2] == b[2] and (a[1] is b[1] or same(a[1], b[1]))
+        for a, b in pairs
+    )
+
+
+# -- equality ----------------------------------------------------------------------------
+
+
+def same(before: Any, after: Any) -> bool:
+    """Whether `before` and `after` are the same static value."""
+    return _same(before, after, frozenset())
+
+
+def _same(a: Any, b: Any, comparing: frozenset[tuple[int, int]]) -> bool:
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    # Functions and containers can hold themselves. Whatever is being compared already,
+    # further up, is taken to be the same here.
+    pair = (id(a), id(b))
+    if pair in comparing:
+        return True
+    recur = functools.partial(_same, comparing=comparing | {pair})
+    if isinstance(a, (float, complex)):
+        return _same_number(a, b)
+    if isinstance(a, (np.ndarray, np.generic)):
+        return _array_key(a) == _array_key(b)
+    if type(a) in (tuple, list):
+        return len(a) == len(b) and all(map(recur, a, b))
+    if type(a) is dict:
+        return a.keys() == b.keys() and all(recur(a[key], b[key]) for key in a)
+    if isinstance(a, types.MethodType):
+        return recur(a.__func__, b.__func__) and recur(a.__self__, b.__self__)
+    if type(a) is functools.partial:
+        return recur(
+            (a.func, a.args, a.keywords),
+            (b.func, b.args, b.keywords),
+        )
+    if isinstance(a, types.FunctionType):
+        return _same_function(a, b, recur)
+    if _is_node(a):
+        leaves_a, treedef_a = jtu.tree_flatten(a)
+        leaves_b, treedef_b = jtu.tree_flatten(b)
+        return same_structure(treedef_a, treedef_b) and recur(leaves_a, leaves_b)
+    try:
+        answer = a == b
+    except Exception:
+        return False
+    return isinstance(answer, (bool, np.bool_)) and bool(answer)
+
+
+def _same_number(a: complex, b: complex) -> bool:
+    return a == b or _float_key(a) == _float_key(b)
+
+
+def _same_function(a: Any, b: Any, recur: Callable[[Any, Any], bool]) -> bool:
+    def closure(function: Any) -> list[Any]:
+        return [_contents(cell) for cell in function.__closure__ or ()]
+
+    return (
+        a.__code__ is b.__code__
+        and a.__globals__ is b.__globals__
+        and recur(a.__defaults__, b.__defaults__)
+        and recur(a.__kwdefaults__, b.__kwdefaults__)
+        and recur(closure(a), closure(b))
+    )
+
+
+_EMPTY_CELL = object()
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY_CELL
+
+
+def _is_node(value: Any) -> bool:
+    return not jtu.all_leaves([value])
+
+
+# -- tokens ------------------------------------------------------------------------------
+
+
+class NoToken(Exception):
+    """The value cannot be hashed, so that no trace is kept for it."""
+
+
+# Called with each object that a token knows by identity only. It answers with what stands
+# for the object in the token, and does not keep the object alive.
+Watch = Callable[[Any], Hashable]
+
+
+def token(value: Any, watch: Watch) -> Hashable:
+    """Something hashable that is equal for values between which no trace can tell."""
+    kind: Any = type(value)
+    if value is None or kind in (bool, int, str, bytes):
+        return (kind, value)
+    if isinstance(value, (float, complex)):
+        return (kind, _float_key(value))
+    if kind in (tuple, list):
+        return (kind, *(token(item, watch) for item in value))
+    if kind is dict:
+        return (kind, *(token(item, watch) for item in value.items()))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return (kind, *_array_key(value))
+    if isinstance(value, jax.core.Tracer):
+        raise NoToken
+    if isinstance(value, types.MethodType):
+        return (kind, token(value.__func__, watch), _receiver(value.__self__, watch))
+    if kind is functools.partial:
+        return (kind, token((value.func, value.args, value.keywords), watch))
+    by_identity = kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__
+    if by_identity or isinstance(value, (type, jax.Array)):
+        return watch(value)
+    try:
+        hash(value)
+        trusted = bool(value == value)
+    except Exception as error:
+        raise NoToken from error
+    if not trusted:
+        raise NoToken
+    return (kind, value)
+
+
+def structure_token(treedef: Any, watch: Watch) -> Hashable:
+    """As [`token`][], of a treedef."""
+    return tuple(
+        (watch(kind), count) if data is None else (watch(kind), token(data, watch), count)
+        for kind, data, count in nodes(treedef)
+    )
+
+
+def _receiver(value: Any, watch: Watch) -> Hashable:
+    # A Module hashes its arrays, and so cannot be hashed; it does not change, and so its
+    # identity is enough.
+    try:
+        return token(value, watch)
+    except NoToken:
+        return watch(value)
+
+
+def watch_with(seen: list[Any]) -> Watch:
+    """A `Watch` that notes in `seen` what must stay alive for the token to be good."""
+
+    def watch(value: Any) -> Hashable:
+        if value is None:
+            return None
+        try:
+            reference = weakref.ref(value)
+        except TypeError:
+            # Few things can be neither hashed by value nor referred to weakly; NumPy's
+            # own functions are some of them, and they live for ever.
+            return _ByIdentity(value)
+        if id(value) not in addresses:
+            addresses.add(id(value))
+            seen.append(value)
+        return _WeakIdentity(reference, id(value))
+
+    addresses: set[int] = set()
+    return watch
+
+
+class _ByIdentity:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByIdentity) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class _WeakIdentity:
+    # Not a bare `weakref.ref`: that compares what it refers to by `==`, and hashes it.
+    __slots__ = ("address", "reference")
+
+    def __init__(self, reference: "weakref.ref[Any]", address: int):
+        self.reference = reference
+        self.address = address
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _WeakIdentity) and self.reference is other.reference
+
+    def __hash__(self) -> int:
+        return self.address
+
+
+def _float_key(value: complex) -> Hashable:
+    # Tells 0.0 from -0.0, which a trace can, and takes NaN for NaN.
+    if isinstance(value, complex):
+        return (_float_key(value.real), _float_key(value.imag))
+    return "nan" if math.isnan(value) else float(value).hex()
+
+
+def _array_key(value: Any) -> tuple[Hashable, ...]:
+    if value.dtype.hasobject:
+        # The bytes of such an array are addresses.
+        return (value.dtype.str, value.shape, id(value))
+    return (value.dtype.str, value.shape, value.tobytes())

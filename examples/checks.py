@@ -1,7 +1,8 @@
-"""What the examples share: a measured number beside the bound that it must meet."""
+"""What the examples share, foremost a measured number beside the bound that it must meet."""
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 import jax
@@ -41,3 +42,14 @@ def distance(a: PyTree[Array], b: PyTree[Array]) -> float:
     """The largest absolute difference between two trees of arrays."""
     gaps = jax.tree.map(lambda x, y: jnp.max(jnp.abs(x - y)), a, b)
     return float(jnp.max(jnp.stack(jax.tree.leaves(gaps))))
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """`jax.enable_x64(True)`, which older versions of JAX lack."""
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)

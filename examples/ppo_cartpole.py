@@ -1,5 +1,5 @@
 """PPO on CartPole: rollout, advantages, minibatches, epochs and updates are nested scans,
-and training is one compiled call. Policy and critic are carried, activations included."""
+and training is one compiled call. The networks are carried, activations included."""
 
 import equinox as eqx
 import jax
@@ -17,39 +17,33 @@ optimiser = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(rate))
 env = CartPole()
 
 
-def act(carry, key):
-    policy, obs, state, score = carry
-    action_key, env_key = jr.split(key)
+def act(carry, keys):
+    policy, (obs, state) = carry
     log_probs = jax.nn.log_softmax(policy(obs))
-    action = jr.categorical(action_key, log_probs)
-    step, state = env.step(env_key, state, action)  # resets the environment when done
-    done, score = step.terminated | step.truncated, score + step.reward
-    carry = policy, step.observation, state, jnp.where(done, 0, score)
-    return carry, (obs, action, log_probs[action], step, done, score)
-
-
-def accumulate(advantage, error_and_decay):
-    error, decay = error_and_decay
-    advantage = error + decay * advantage
-    return advantage, advantage
+    action = jr.categorical(keys[0], log_probs)
+    step, next_state = env.step(keys[1], state, action)  # resets itself when done
+    row = obs, action, log_probs[action], step, state.time + 1
+    return (policy, (step.observation, next_state)), row
 
 
 def play(networks, start, key):
-    """Where the environment stands after a rollout, what to learn from it, the returns."""
-    policy, critic = networks
-    # CartPole counts its steps with a Python int, and rewards with the Python float 1.0:
-    # `trace_numbers` makes arrays of both, as `jax.lax.scan` does.
-    carry, keys = (policy, *start), jr.split(key, STEPS)
-    (_, *end), rows = filter_scan(act, carry, keys, trace_numbers=True)
-    obs, action, log_prob, step, done, score = rows
+    def accumulate(advantage, error_and_done):
+        error, done = error_and_done
+        advantage = error + DISCOUNT * SMOOTHING * (1 - done) * advantage
+        return advantage, advantage
+
+    (policy, critic), keys = networks, jr.split(key, (STEPS, 2))
+    # CartPole counts with Python ints, and its reward is a float: make them arrays.
+    (_, start), rows = filter_scan(act, (policy, start), keys, trace_numbers=True)
+    obs, action, log_prob, step, time = rows
+    done = step.terminated | step.truncated
     # Where an episode ended, `step.observation` is the first one of the next episode.
-    next_value = jax.vmap(critic)(step.info["_TERMINAL_OBSERVATION"])
-    value, next_value = jax.vmap(critic)(obs), jnp.where(step.terminated, 0, next_value)
-    error = step.reward + DISCOUNT * next_value - value
-    decay = jnp.where(done, 0, DISCOUNT * SMOOTHING)
-    _, advantage = filter_scan(accumulate, jnp.array(0.0), (error, decay), reverse=True)
+    next_obs = step.info["_TERMINAL_OBSERVATION"]
+    value, next_value = jax.vmap(critic)(obs), jax.vmap(critic)(next_obs)
+    error = step.reward + DISCOUNT * (1 - step.terminated) * next_value - value
+    _, advantage = filter_scan(accumulate, jnp.array(0.0), (error, done), reverse=True)
     rows = obs, action, log_prob, advantage, advantage + value
-    return end, rows, jnp.where(done, score, jnp.nan)
+    return start, rows, jnp.where(done, time, jnp.nan)  # each step's reward is 1
 
 
 def loss(networks, rows):
@@ -68,18 +62,16 @@ def learn(learner, rows):
     return (eqx.apply_updates(networks, updates), opt_state), None
 
 
-def update(carry, key):
-    learner, starts = carry
-    keys = jr.split(key, ENVS + EPOCHS)
-    play_on = lambda start, key: play(learner[0], start, key)
-    starts, rows, returns = jax.vmap(play_on)(starts, keys[:ENVS])
-    rows = jax.tree.map(jnp.concatenate, rows)
-
+def update(carry, keys):
     def epoch(learner, key):
         order = jr.permutation(key, ENVS * STEPS).reshape(MINIBATCHES, -1)
-        return filter_scan(learn, learner, jax.tree.map(lambda x: x[order], rows))
+        batches = jax.tree.map(lambda x: jnp.concatenate(x)[order], rows)
+        return filter_scan(learn, learner, batches)
 
-    learner, _ = filter_scan(epoch, learner, keys[ENVS:])
+    (networks, opt_state), starts = carry
+    play_all = jax.vmap(lambda start, key: play(networks, start, key))
+    starts, rows, returns = play_all(starts, keys[:ENVS])
+    learner, _ = filter_scan(epoch, (networks, opt_state), keys[ENVS:])
     return (learner, starts), returns
 
 
@@ -91,11 +83,9 @@ def train(key):
     networks = policy, critic
     opt_state = optimiser.init(eqx.filter(networks, eqx.is_inexact_array))
     # A first rollout, so that the episodes are out of step when training begins.
-    begin = lambda key: play(networks, (*env.reset(key), 0.0), key)[0]
-    starts = jax.vmap(begin)(jr.split(start_key, ENVS))
-    carry, keys = ((networks, opt_state), starts), jr.split(key, UPDATES)
-    ((networks, _), _), returns = filter_scan(update, carry, keys)
-    return networks, returns
+    begin = jax.vmap(lambda key: play(networks, env.reset(key), key)[0])
+    carry = (networks, opt_state), begin(jr.split(start_key, ENVS))
+    return filter_scan(update, carry, jr.split(key, (UPDATES, ENVS + EPOCHS)))
 
 
 def main(seed: int = 0) -> list[Check]:

@@ -1,16 +1,27 @@
 """Filtered control flow for JAX: loops whose carry may be any PyTree."""
 
-import os
-
-from ._errors import MismatchError as MismatchError
+from ._errors import (
+    ArgumentError as ArgumentError,
+    LengthError as LengthError,
+    MismatchError as MismatchError,
+)
 from ._fori import filter_fori_loop as filter_fori_loop
-from ._jax import hide_frames
 from ._mismatch import Mismatch as Mismatch
 from ._scan import filter_scan as filter_scan
 from ._while import filter_while_loop as filter_while_loop
 
 
-hide_frames(os.path.dirname(__file__))
-del hide_frames, os
+# Where users find them, and so where messages should say that they are.
+for _public in (
+    ArgumentError,
+    LengthError,
+    Mismatch,
+    MismatchError,
+    filter_fori_loop,
+    filter_scan,
+    filter_while_loop,
+):
+    _public.__module__ = __name__
+del _public
 
 __version__ = "0.1.0"

@@ -1,14 +1,16 @@
 """Which axis of which array a loop goes along, and for how many steps."""
 
+import functools
 import operator
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
+from jax.core import Tracer
 
+from . import _tree
 from ._errors import ArgumentError, LengthError, length_conflict, type_text
+from ._jax import partition
 from ._mismatch import key_text
 from ._static import is_dynamic
 
@@ -32,17 +34,15 @@ def along(
         each = None
     else:
         each = _each_axis(caller, "in_axes", axes, xs, trace_numbers)
-        is_whole = jtu.tree_map(_is_whole, each, is_leaf=_is_axis)
-        whole, sliced = eqx.partition(xs, is_whole)
+        is_whole = _tree.map_leaves(_is_whole, each, is_leaf=_is_axis)
+        whole, sliced = partition(xs, is_whole)
     _check_lengths(caller, sliced, each, length, trace_numbers)
     if each is not None:
         sliced = _move(sliced, each, to_front=True)
     return whole, sliced
 
 
-def stacked(
-    caller: str, ys: Any, axes: Axes, trace_numbers: bool
-) -> Any:
+def stacked(caller: str, ys: Any, axes: Axes, trace_numbers: bool) -> Any:
     """Moves the first axis of the arrays in `ys` to where `out_axes` wants it."""
     if axes == 0:
         return ys
@@ -89,15 +89,14 @@ def _each_axis(
             ) from None
 
     def subtree(axis: Any, tree: Any) -> Any:
-        return jtu.tree_map(lambda leaf: one(axis, leaf), tree)
+        return _tree.map_leaves(functools.partial(one, axis), tree)
 
     try:
-        return jtu.tree_map(subtree, axes, tree, is_leaf=lambda axis: axis is None)
+        return _tree.map_leaves(subtree, axes, tree, is_leaf=lambda axis: axis is None)
     except ValueError as error:
         raise ArgumentError(
-            f"{caller}: `{argument}` must be an integer, None, or a PyTree of those whose "
-            f"structure is a prefix of that of `{'xs' if argument == 'in_axes' else 'ys'}`, "
-            f"got {axes!r}. {error}"
+            f"{caller}: `{argument}` must be an integer, None, or a PyTree of those, a "
+            f"prefix of `{'xs' if argument == 'in_axes' else 'ys'}`, got {axes!r}. {error}"
         ) from None
 
 
@@ -108,7 +107,7 @@ def _move(tree: Any, axes: Any, to_front: bool) -> Any:
         pair = (axis.axis, 0) if to_front else (0, axis.axis)
         return jnp.moveaxis(leaf, *pair)
 
-    return jtu.tree_map(one, axes, tree, is_leaf=_is_axis)
+    return _tree.map_leaves(one, axes, tree, is_leaf=_is_axis)
 
 
 def _check_lengths(
@@ -116,11 +115,11 @@ def _check_lengths(
 ) -> None:
     number = _concrete_length(caller, length)
     found: list[tuple[str, Any, int]] = []
-    which = [0] * len(jtu.tree_leaves(xs))
+    which = [0] * len(_tree.leaves(xs))
     if axes is not None:
-        every = jtu.tree_leaves(axes, is_leaf=_is_axis)
+        every = _tree.leaves(axes, is_leaf=_is_axis)
         which = [axis.axis for axis in every if not _is_whole(axis)]
-    for (path, leaf), axis in zip(jtu.tree_leaves_with_path(xs), which, strict=True):
+    for (path, leaf), axis in zip(_tree.leaves_with_path(xs), which, strict=True):
         if not is_dynamic(leaf, trace_numbers):
             continue
         aval = jax.typeof(leaf)
@@ -147,7 +146,7 @@ def _check_lengths(
 
 
 def _concrete_length(caller: str, length: Any) -> int | None:
-    if length is None or isinstance(length, jax.core.Tracer):
+    if length is None or isinstance(length, Tracer):
         # `lax` says what is wrong with a traced length.
         return None
     number = int(length)

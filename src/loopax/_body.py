@@ -1,11 +1,11 @@
 """The function that JAX traces in place of the user's: merge, call, split, compare."""
 
+import contextlib
 import functools
 import threading
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -29,11 +29,15 @@ def as_tree(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if isinstance(function, types.MethodType):
         return eqx.Partial(function.__func__, function.__self__)
-    if type(function) is functools.partial:
-        return eqx.Partial(
-            as_tree(function.func), *function.args, **function.keywords
-        )
+    if _is_plain_partial(function):
+        partial: Any = function
+        return eqx.Partial(as_tree(partial.func), *partial.args, **partial.keywords)
     return function
+
+
+def _is_plain_partial(function: Any) -> bool:
+    # JAX has a subclass of it that is a PyTree.
+    return type(function) is functools.partial
 
 
 class Operands:
@@ -94,7 +98,7 @@ class Step:
         return self._call.function
 
     def carry(self, tree: Any) -> Arrays:
-        """The carry that the user's function returned, checked against what it was given."""
+        """The carry that was returned, checked against the one that was given."""
         static = self._call.statics[0][-1]
         held = len(self._state.arrays) - static.num_arrays
         kept, before = self._state.arrays[:held], self._state.arrays[held:]
@@ -118,7 +122,9 @@ class Step:
         label = Static(
             static.treedef,
             [
-                _Borrowed(known[id(leaf)]) if leaf is not HOLE and id(leaf) in known else leaf
+                _Borrowed(known[id(leaf)])
+                if leaf is not HOLE and id(leaf) in known
+                else leaf
                 for leaf in static.leaves
             ],
         )
@@ -143,8 +149,8 @@ class _Borrowed:
 class Body:
     """What JAX traces, and remembers the trace of.
 
-    There is one for each function and static part of everything that it is called with, so
-    that JAX knows it again. It holds none of them itself. While calls are in progress it
+    There is one for each function and static part of everything that it is called with,
+    so that JAX knows it again. It holds none of them itself. While calls are in progress it
     takes them from there; which call does not matter, since all are alike.
     """
 
@@ -156,7 +162,7 @@ class Body:
             tuple(name for static in statics for name in names(static))
             for statics in call.statics
         ]
-        # References that drop the body from the cache when something it was made for dies.
+        # References that take the body out of the cache when what it is for dies.
         self.evicting: list[Any] = []
 
     @property
@@ -166,8 +172,8 @@ class Body:
             raise AttributeError("__wrapped__")
         return _plain(self._calls[-1].function)
 
-    @contextmanager
-    def during(self, call: Call) -> Iterator[None]:
+    @contextlib.contextmanager
+    def during(self, call: Call) -> Generator[None]:
         self._calls.append(call)
         try:
             yield
@@ -190,11 +196,11 @@ class Body:
         return self._calling(Step(call, nodes), *others, *trees)
 
 
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+def _plain(function: Any) -> Callable[..., Any]:
     # What `inspect` can take a signature and a place from.
     if hasattr(function, "__code__") or hasattr(function, "__wrapped__"):
         return function
-    return function if isinstance(function, functools.partial) else function.__call__
+    return function if _is_plain_partial(function) else function.__call__
 
 
 def merge_output(call: Call, output: Arrays) -> Any:

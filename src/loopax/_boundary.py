@@ -6,12 +6,12 @@ import typing
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-import jax.tree_util as jtu
 from beartype.door import is_bearable
 
+from . import _tree
 from ._errors import MismatchError, Refusal, wrong_argument
-from ._jax import api_boundary
 from ._static import is_dynamic
+from ._traceback import hide_own_frames
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -33,21 +33,24 @@ def public(
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-                    if name in hints and not is_bearable(value, hints[name]):
-                        raise wrong_argument(function.__name__, name, hints[name], value)
-                return function(*args, **kwargs)
-            except Refusal as refusal:
-                if kwargs.get("trace_numbers") is not True:
-                    raise
-                spoken = _in_words_of(namesake, function, functions, args, kwargs)
-                if spoken is None:
-                    raise
-                if isinstance(refusal, MismatchError):
-                    spoken = MismatchError(str(spoken), refusal.mismatches)
-            raise spoken
+                try:
+                    for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+                        if name in hints and not is_bearable(value, hints[name]):
+                            raise wrong_argument(
+                                function.__name__, name, hints[name], value
+                            )
+                    return function(*args, **kwargs)
+                except Refusal as refusal:
+                    if kwargs.get("trace_numbers") is not True:
+                        raise
+                    raise _in_words_of(
+                        namesake, function, functions, args, kwargs, refusal
+                    ) from None
+            except Exception as error:
+                hide_own_frames(error)
+                raise
 
-        return cast(_Function, api_boundary(call))
+        return cast(_Function, call)
 
     return decorator
 
@@ -67,8 +70,9 @@ def _in_words_of(
     functions: tuple[str, ...],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Exception | None:
-    """What `namesake` says of the same arguments, if they hold nothing unknown to it.
+    refusal: Refusal,
+) -> Exception:
+    """`refusal` as `namesake` puts it, if the arguments hold nothing unknown to that.
 
     With `trace_numbers=True` each function then is its namesake, down to the messages.
     """
@@ -76,14 +80,16 @@ def _in_words_of(
     ours = signature.parameters.keys() - inspect.signature(namesake).parameters.keys()
     bound = signature.bind(*args, **kwargs)
     if bound.arguments.keys() & ours != {"trace_numbers"}:
-        return None
+        return refusal
     for name, value in bound.arguments.items():
         is_function = name in functions
-        for leaf in jtu.tree_leaves(value):
+        for leaf in _tree.leaves(value):
             if is_dynamic(leaf, trace_numbers=not is_function) is is_function:
-                return None
+                return refusal
     try:
         namesake(*args, **{k: v for k, v in kwargs.items() if k != "trace_numbers"})
     except (TypeError, ValueError) as error:
+        if isinstance(refusal, MismatchError):
+            return MismatchError(str(error), refusal.mismatches)
         return error
-    return None
+    return refusal

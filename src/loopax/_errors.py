@@ -6,14 +6,17 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, SupportsInt, cast
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.core import AbstractValue
 
+from . import _tree
+from ._jax import PyTreeDef
 from ._mismatch import Mismatch, key_text, quoted
 from ._static import is_number, nodes
 
@@ -80,8 +83,7 @@ def _report(headline: str, mismatches: Sequence[Mismatch]) -> str:
     rows = [(m.path, *_columns(m)) for m in mismatches]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [
-        f"  {path:<{widths[0]}}   {was + '   ' if not widths[1] else f'{was:<{widths[1]}}   '}"
-        f"{came}".rstrip()
+        f"  {path:<{widths[0]}}   {f'{was:<{widths[1]}}   ' if widths[1] else ''}{came}"
         for path, was, came in rows
     ]
     advice = [_ALL_STATIC] if any(m.kind != "array" for m in mismatches) else []
@@ -123,7 +125,7 @@ def _innermost(function: Any) -> Any:
 def _place(function: Any) -> str:
     inner = _innermost(function)
     if not hasattr(inner, "__code__") and not hasattr(inner, "__wrapped__"):
-        inner = getattr(type(inner), "__call__", inner)
+        inner = cast(Any, type)(inner).__call__
     try:
         code = inspect.unwrap(inner).__code__
     except (AttributeError, ValueError):
@@ -142,9 +144,9 @@ def type_text(aval: Any) -> str:
 
 def described(value: Any) -> str:
     """A static value, an array's type, or a tree's structure, in a few words."""
-    if isinstance(value, jax.core.AbstractValue):
+    if isinstance(value, AbstractValue):
         return type_text(value)
-    if isinstance(value, jtu.PyTreeDef):
+    if isinstance(value, PyTreeDef):
         return _structure_text(value)
     if value is None:
         return "None"
@@ -153,7 +155,7 @@ def described(value: Any) -> str:
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, type):
-        return f"<class {value.__qualname__}>"
+        return f"<class {cast(Any, value).__qualname__}>"
     if callable(value) and (name := getattr(_innermost(value), "__name__", None)):
         kind = "method" if hasattr(value, "__self__") else "function"
         return f"<{kind} {name}>"
@@ -242,7 +244,7 @@ def _hint(mismatch: Mismatch) -> str | None:
                 f"{{paths}}: return an array there, of type {_braced(type_text(before))}."
             )
         case "value" | "type" if before is None:
-            if isinstance(after, jax.core.AbstractValue):
+            if isinstance(after, AbstractValue):
                 return (
                     "{paths}: None is static too. Start from an array of the type that "
                     f"the body returns, {_braced(_zeros(after))}."
@@ -254,7 +256,7 @@ def _hint(mismatch: Mismatch) -> str | None:
                 f"loop, start from an array, jnp.asarray({before!r}), or pass "
                 "trace_numbers=True."
             )
-        case "value" if isinstance(after, jax.core.AbstractValue):
+        case "value" if isinstance(after, AbstractValue):
             return "{paths}: return what the carry held, or start from an array."
         case "value" if callable(before) and callable(after):
             return _function_hint(before, after)
@@ -337,9 +339,10 @@ def length_conflict(
     caller: str, found: Sequence[tuple[str, Any, int]], length: int | None
 ) -> LengthError:
     """The arrays among `xs`, and `length`, do not agree on a number of steps."""
-    wide = [max(map(len, column)) for column in zip(*((n, type_text(a)) for n, a, _ in found))]
+    names = max(len(name) for name, _, _ in found)
+    kinds = max(len(type_text(aval)) for _, aval, _ in found)
     rows = [
-        f"  {name:<{wide[0]}}   {type_text(aval):<{wide[1]}}   "
+        f"  {name:<{names}}   {type_text(aval):<{kinds}}   "
         f"has length {aval.shape[axis]} along axis {axis}"
         for name, aval, axis in found
     ]
@@ -347,7 +350,7 @@ def length_conflict(
         headline = f"{caller}: the arrays in `xs` must agree on the number of steps, but:"
     else:
         headline = (
-            f"{caller}: `length` is {length}, and the arrays in `xs` must agree with it, but:"
+            f"{caller}: `length` is {length}, and the arrays in `xs` must agree, but:"
         )
     return LengthError("\n".join([headline, "", *rows]))
 
@@ -360,7 +363,9 @@ def not_a_pair(caller: str, body: Callable[..., Any], result: Any) -> ArgumentEr
     )
 
 
-def not_a_predicate(caller: str, function: Callable[..., Any], result: Any) -> ArgumentError:
+def not_a_predicate(
+    caller: str, function: Callable[..., Any], result: Any
+) -> ArgumentError:
     """The predicate of a while loop returned something else than a boolean scalar."""
     hint = ""
     if eqx.is_array_like(result):
@@ -378,9 +383,9 @@ def not_a_predicate(caller: str, function: Callable[..., Any], result: Any) -> A
 def _tree_text(tree: Any) -> str:
     if eqx.is_array(tree):
         return type_text(jax.typeof(tree))
-    if jtu.all_leaves([tree]) or tree is None:
+    if _tree.is_leaf(tree) or tree is None:
         return described(tree)
-    return _structure_text(jtu.tree_structure(tree))
+    return _structure_text(_tree.structure(tree))
 
 
 def wrong_argument(caller: str, name: str, hint: Any, value: Any) -> ArgumentError:
@@ -397,7 +402,8 @@ def _hint_text(hint: Any) -> str:
 
 _HINT_WORDS = {
     Callable: "callable",
-    int: "an integer",
+    SupportsInt: "an integer",
     bool: "a boolean",
+    np.bool_: "a NumPy boolean",
     type(None): "None",
 }

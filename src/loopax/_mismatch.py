@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.tree_util as jtu
 
+from . import _tree
 from ._jax import typematch
 from ._split import HOLE, Static
 from ._static import is_dynamic, is_number, same, same_structure
@@ -51,7 +52,7 @@ def compare(
     The tree before is given in its parts. It has to be: once the body has called
     `eqx.nn.State.set`, the state that it was given can no longer be flattened.
     """
-    leaves, treedef = jtu.tree_flatten(after)
+    leaves, treedef = _tree.flatten(after)
     if same_structure(static.treedef, treedef):
         unused = iter(arrays)
         found: list[Any] = []
@@ -125,8 +126,8 @@ def _leaf_differences(
 def _metadata_differences(
     before: Any, after: Any, path: str, inner: Iterable[str]
 ) -> Iterator[Mismatch]:
-    data_before = jtu.tree_structure(before).node_data()
-    data_after = jtu.tree_structure(after).node_data()
+    data_before = _tree.structure(before).node_data()
+    data_after = _tree.structure(after).node_data()
     if data_before is None or data_after is None:
         return
     if isinstance(before, dict) or same(data_before[1], data_after[1]):
@@ -160,7 +161,7 @@ def _static_fields(node: Any, inner: Iterable[str]) -> list[str]:
 
 def _facts(tree: Any, trace_numbers: bool) -> Any:
     if _one_level(tree) is not None:
-        return jtu.tree_structure(tree)
+        return _tree.structure(tree)
     return jax.typeof(tree) if is_dynamic(tree, trace_numbers) else tree
 
 
@@ -169,7 +170,7 @@ def _one_level(tree: Any) -> dict[str, tuple[Any, Any]] | None:
     if tree is None:
         # To JAX a node without children; to everybody else a value.
         return None
-    pairs = jtu.tree_leaves_with_path(tree, is_leaf=lambda child: child is not tree)
+    pairs = _tree.leaves_with_path(tree, is_leaf=lambda child: child is not tree)
     if len(pairs) == 1 and not pairs[0][0]:
         return None
     return {key_text(path[0]): (path[0], child) for path, child in pairs}

@@ -1,15 +1,15 @@
 """`filter_scan`."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, SupportsInt, TypeVar, cast
 
-import equinox as eqx
-from jax import lax
+import numpy as np
 
 from ._axes import Axes, along, stacked
 from ._body import Call, Operands, Step, as_tree, body_for, merge_output
 from ._boundary import public
 from ._errors import not_a_pair
+from ._jax import combine, lax
 from ._split import split
 
 
@@ -23,9 +23,9 @@ def filter_scan(
     f: Callable[[Carry, X], tuple[Carry, Y]],
     init: Carry,
     xs: X | None = None,
-    length: Any = None,
-    reverse: Any = False,
-    unroll: Any = 1,
+    length: SupportsInt | None = None,
+    reverse: bool | np.bool_ = False,
+    unroll: SupportsInt = 1,
     *,
     in_axes: Axes = 0,
     out_axes: Axes = 0,
@@ -53,8 +53,12 @@ def filter_scan(
 
 
 def _step(step: Step, f: Callable[..., Any], whole: Any, carry: Any, x: Any) -> Any:
-    result = f(carry, x if whole is None else eqx.combine(x, whole))
-    if not (isinstance(result, (tuple, list)) and len(result) == 2):
+    result: Any = f(carry, x if whole is None else combine(x, whole))
+    if not _is_pair(result):
         raise not_a_pair(step.caller, step.function, result)
-    carry, y = result
-    return step.carry(carry), step.output(y)
+    new, y = result
+    return step.carry(new), step.output(y)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(cast(Any, value)) == 2

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
 
+from . import _tree
 from ._static import Watch, is_dynamic, same, same_structure, structure_token, token
 
 
@@ -65,12 +66,18 @@ class Split(NamedTuple):
 
 def split(tree: Any, trace_numbers: bool) -> Split:
     """Splits `tree` into its arrays and the rest. It is flattened just once."""
-    leaves, treedef = jtu.tree_flatten(tree)
+    leaves, treedef = _tree.flatten(tree)
     dynamic = [is_dynamic(leaf, trace_numbers) for leaf in leaves]
     pairs = list(zip(leaves, dynamic, strict=True))
     arrays = [leaf for leaf, is_array in pairs if is_array]
     rest = [HOLE if is_array else leaf for leaf, is_array in pairs]
     return Split(arrays, Static(treedef, rest))
+
+
+def closed_over(tree: Any) -> Split:
+    """As [`split`][], with no array taken out: a trace closes over all of `tree`."""
+    leaves, treedef = _tree.flatten(tree)
+    return Split([], Static(treedef, leaves))
 
 
 @jtu.register_pytree_with_keys_class
@@ -110,9 +117,9 @@ class Name(str):
 def names(static: Static) -> tuple[Name, ...]:
     """Where the arrays stand in the tree, as JAX writes it: `.net.layers[0].weight`."""
     tree = static.treedef.unflatten(static.leaves)
-    paths = [path for path, _ in jtu.tree_leaves_with_path(tree)]
+    paths = [path for path, _ in _tree.leaves_with_path(tree)]
     return tuple(
-        Name(jtu.keystr(path))
+        Name(_tree.path_text(path))
         for path, leaf in zip(paths, static.leaves, strict=True)
         if leaf is HOLE
     )

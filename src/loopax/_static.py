@@ -17,8 +17,10 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.tree_util as jtu
 import numpy as np
+from jax.core import Tracer
+
+from . import _tree
 
 
 # Types that are common as leaves and that JAX never takes as values. `jax.typeof` gives
@@ -36,8 +38,9 @@ def is_number(leaf: Any) -> bool:
 
 def is_dynamic(leaf: Any, trace_numbers: bool) -> bool:
     """Whether a loop may change `leaf`: it is an array, or else a value to JAX."""
-    if isinstance(leaf, (np.ndarray, np.generic)):
-        return leaf.dtype.kind not in _NUMPY_ONLY_KINDS and leaf.dtype.names is None
+    if _is_numpy(leaf):
+        dtype = leaf.dtype
+        return dtype.kind not in _NUMPY_ONLY_KINDS and dtype.names is None
     if eqx.is_array(leaf):
         return True
     if is_number(leaf):
@@ -53,6 +56,14 @@ def is_dynamic(leaf: Any, trace_numbers: bool) -> bool:
         # gives when it is handed the value.
         return True
     return True
+
+
+def _is_numpy(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, np.generic))
+
+
+# Their kinds as `Any`: a type checker need not follow what is told apart here.
+_type_of: Callable[[Any], Any] = type
 
 
 # -- structure ---------------------------------------------------------------------------
@@ -96,7 +107,8 @@ def same(before: Any, after: Any) -> bool:
 def _same(a: Any, b: Any, comparing: frozenset[tuple[int, int]]) -> bool:
     if a is b:
         return True
-    if type(a) is not type(b):
+    kind = _type_of(a)
+    if kind is not _type_of(b):
         return False
     # Functions and containers can hold themselves. Whatever is being compared already,
     # further up, is taken to be the same here.
@@ -106,30 +118,30 @@ def _same(a: Any, b: Any, comparing: frozenset[tuple[int, int]]) -> bool:
     recur = functools.partial(_same, comparing=comparing | {pair})
     if isinstance(a, (float, complex)):
         return _same_number(a, b)
-    if isinstance(a, (np.ndarray, np.generic)):
+    if _is_numpy(a):
         return _array_key(a) == _array_key(b)
-    if type(a) in (tuple, list):
+    if kind in (tuple, list):
         return len(a) == len(b) and all(map(recur, a, b))
-    if type(a) is dict:
+    if kind is dict:
         return a.keys() == b.keys() and all(recur(a[key], b[key]) for key in a)
     if isinstance(a, types.MethodType):
         return recur(a.__func__, b.__func__) and recur(a.__self__, b.__self__)
-    if type(a) is functools.partial:
+    if kind is functools.partial:
         return recur(
             (a.func, a.args, a.keywords),
             (b.func, b.args, b.keywords),
         )
     if isinstance(a, types.FunctionType):
         return _same_function(a, b, recur)
-    if _is_node(a):
-        leaves_a, treedef_a = jtu.tree_flatten(a)
-        leaves_b, treedef_b = jtu.tree_flatten(b)
+    if not _tree.is_leaf(a):
+        leaves_a, treedef_a = _tree.flatten(a)
+        leaves_b, treedef_b = _tree.flatten(b)
         return same_structure(treedef_a, treedef_b) and recur(leaves_a, leaves_b)
     try:
-        answer = a == b
+        answer: Any = a == b
     except Exception:
         return False
-    return isinstance(answer, (bool, np.bool_)) and bool(answer)
+    return _type_of(answer) in (bool, np.bool_) and bool(answer)
 
 
 def _same_number(a: complex, b: complex) -> bool:
@@ -159,10 +171,6 @@ def _contents(cell: Any) -> Any:
         return _EMPTY_CELL
 
 
-def _is_node(value: Any) -> bool:
-    return not jtu.all_leaves([value])
-
-
 # -- tokens ------------------------------------------------------------------------------
 
 
@@ -177,7 +185,7 @@ Watch = Callable[[Any], Hashable]
 
 def token(value: Any, watch: Watch) -> Hashable:
     """Something hashable that is equal for values between which no trace can tell."""
-    kind: Any = type(value)
+    kind = _type_of(value)
     if value is None or kind in (bool, int, str, bytes):
         return (kind, value)
     if isinstance(value, (float, complex)):
@@ -186,9 +194,9 @@ def token(value: Any, watch: Watch) -> Hashable:
         return (kind, *(token(item, watch) for item in value))
     if kind is dict:
         return (kind, *(token(item, watch) for item in value.items()))
-    if isinstance(value, (np.ndarray, np.generic)):
+    if _is_numpy(value):
         return (kind, *_array_key(value))
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         raise NoToken
     if isinstance(value, types.MethodType):
         return (kind, token(value.__func__, watch), _receiver(value.__self__, watch))

@@ -1,4 +1,4 @@
-"""What the examples share, foremost a measured number beside the bound that it must meet."""
+"""What the examples share: a measured number beside the bound that it must meet."""
 
 import operator
 from collections.abc import Iterable, Iterator
@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
+
 
 _RELATIONS = {"<=": operator.le, ">": operator.gt, "==": operator.eq}
 
@@ -24,10 +25,9 @@ class Check(NamedTuple):
         return bool(_RELATIONS[self.relation](self.value, self.bound))
 
     def __str__(self) -> str:
-        measured = (
-            f"{self.name:<48} {self.value:>10.4g}  {self.relation} {self.bound:g}"
-        )
-        return f"{measured:<72} {'ok' if self.ok else 'FAILED'}"
+        wanted = f"{self.relation} {self.bound:g}"
+        verdict = "ok" if self.ok else "FAILED"
+        return f"{self.name:<44} {self.value:>10.4g}  {wanted:<12} {verdict}"
 
 
 def report(checks: Iterable[Check]) -> bool:

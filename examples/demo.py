@@ -7,6 +7,7 @@ import traceback
 
 from checks import report
 
+
 PARTS = {
     "mlp_carry": "Equinox issues 630 and 934: networks as carry, stateful layers as xs",
     "ppo_cartpole": "PPO on CartPole: training as one compiled call of nested scans",

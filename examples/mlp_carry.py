@@ -12,14 +12,12 @@ import jax.numpy as jnp
 import jax.random as jr
 from checks import Check, distance, report
 from jaxtyping import Array
+
 from loopax import filter_scan
 
 
-def rollout(mlp: eqx.nn.MLP, xs: Array) -> tuple[eqx.nn.MLP, Array]:
-    def step(mlp, x):
-        return mlp, mlp(x)
-
-    return filter_scan(step, mlp, xs)
+def roll(mlp: eqx.nn.MLP, x: Array) -> tuple[eqx.nn.MLP, Array]:
+    return mlp, mlp(x)
 
 
 class Layer(eqx.Module):
@@ -42,16 +40,14 @@ class Layer(eqx.Module):
         return y, state.set(self.mean, 0.9 * state.get(self.mean) + 0.1 * y)
 
 
-def forward(
-    layers: Layer, states: eqx.nn.State, x: Array
-) -> tuple[Array, eqx.nn.State]:
+def apply(x: Array, layer_and_state) -> tuple[Array, eqx.nn.State]:
+    layer, state = layer_and_state
+    return layer(x, state)
+
+
+def forward(layers: Layer, states: eqx.nn.State, x: Array):
     """Runs `x` through the layers: the output, and the new state of each layer."""
-
-    def step(x, layer_and_state):
-        layer, state = layer_and_state
-        return layer(x, state)
-
-    return filter_scan(step, x, (layers, states))
+    return filter_scan(apply, x, (layers, states))
 
 
 def forward_unrolled(layers, states, x):
@@ -77,7 +73,7 @@ def main(seed: int = 0) -> list[Check]:
 
     mlp = eqx.nn.MLP(3, 1, 32, 2, activation=jax.nn.tanh, key=mlp_key)
     xs = jr.normal(xs_key, (200, 3))
-    last, ys = rollout(mlp, xs)
+    last, ys = filter_scan(roll, mlp, xs)
     unchanged = eqx.tree_equal(last, mlp) and last.activation is mlp.activation
 
     make_layer = eqx.filter_vmap(eqx.nn.make_with_state(Layer))

@@ -1,5 +1,4 @@
-"""PPO on CartPole: rollout, advantages, minibatches, epochs and updates are nested scans,
-and training is one compiled call. The networks are carried, activations included."""
+"""PPO on CartPole as nested scans, from rollout to training, in one compiled call."""
 
 import equinox as eqx
 import jax
@@ -8,7 +7,9 @@ import jax.random as jr
 import optax
 from checks import Check, report
 from jaxnasium.envs import CartPole
+
 from loopax import filter_scan
+
 
 ENVS, STEPS, UPDATES, EPOCHS, MINIBATCHES = 16, 128, 100, 4, 4
 DISCOUNT, SMOOTHING, CLIP = 0.99, 0.95, 0.2

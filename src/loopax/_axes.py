@@ -36,7 +36,12 @@ def along(
         each = _each_axis(caller, "in_axes", axes, xs, trace_numbers)
         is_whole = _tree.map_leaves(_is_whole, each, is_leaf=_is_axis)
         whole, sliced = partition(xs, is_whole)
-    _check_lengths(caller, sliced, each, length, trace_numbers)
+    steps = _length_along(caller, "xs", sliced, each, length, trace_numbers)
+    if steps is None and length is None:
+        raise LengthError(
+            f"{caller}: there are no arrays in `xs` to take the number of steps from. "
+            "Pass it as `length`."
+        )
     if each is not None:
         sliced = _move(sliced, each, to_front=True)
     return whole, sliced
@@ -48,6 +53,12 @@ def stacked(caller: str, ys: Any, axes: Axes, trace_numbers: bool) -> Any:
         return ys
     each = _each_axis(caller, "out_axes", axes, ys, trace_numbers)
     return _move(ys, each, to_front=False)
+
+
+_HOW_TO_SPARE_IT = (
+    " To pass it whole to every step, give it None in `in_axes`, or let the body close "
+    "over it."
+)
 
 
 class _Axis:
@@ -110,39 +121,43 @@ def _move(tree: Any, axes: Any, to_front: bool) -> Any:
     return _tree.map_leaves(one, axes, tree, is_leaf=_is_axis)
 
 
-def _check_lengths(
-    caller: str, xs: Any, axes: Any, length: Any, trace_numbers: bool
-) -> None:
+def length_along(caller: str, name: str, tree: Any, axis: int, trace_numbers: bool) -> int:
+    """How long the arrays in `tree`, the argument of that name, are along an axis."""
+    each = _each_axis(caller, name, axis, tree, trace_numbers)
+    length = _length_along(caller, name, tree, each, None, trace_numbers)
+    if length is None:
+        raise LengthError(f"{caller}: there are no arrays in `{name}`.")
+    return length
+
+
+def _length_along(
+    caller: str, root: str, tree: Any, axes: Any, length: Any, trace_numbers: bool
+) -> int | None:
     number = _concrete_length(caller, length)
     found: list[tuple[str, Any, int]] = []
-    which = [0] * len(_tree.leaves(xs))
+    which = [0] * len(_tree.leaves(tree))
     if axes is not None:
         every = _tree.leaves(axes, is_leaf=_is_axis)
         which = [axis.axis for axis in every if not _is_whole(axis)]
-    for (path, leaf), axis in zip(_tree.leaves_with_path(xs), which, strict=True):
+    for (path, leaf), axis in zip(_tree.leaves_with_path(tree), which, strict=True):
         if not is_dynamic(leaf, trace_numbers):
             continue
         aval = jax.typeof(leaf)
         shape = getattr(aval, "shape", None)
         if shape is None:
             # Not an array, but something that only `lax` knows how to scan over.
-            return
-        name = "xs" + "".join(map(key_text, path))
+            return number
+        name = root + "".join(map(key_text, path))
         if not -len(shape) <= axis < len(shape):
             raise ArgumentError(
-                f"{caller}: {name} is {type_text(aval)}, which has no axis {axis} to scan "
-                "over. To pass it whole to every step, give it None in `in_axes`, or let "
-                "the body close over it."
+                f"{caller}: {name} is {type_text(aval)}, which has no axis {axis} to go "
+                "along." + (_HOW_TO_SPARE_IT if root == "xs" else "")
             )
         found.append((name, aval, axis))
     lengths = {aval.shape[axis] for _, aval, axis in found}
     if len(lengths) > 1 or (number is not None and lengths - {number}):
-        raise length_conflict(caller, found, number)
-    if not found and length is None:
-        raise LengthError(
-            f"{caller}: there are no arrays in `xs` to take the number of steps from. "
-            "Pass it as `length`."
-        )
+        raise length_conflict(caller, root, found, number)
+    return lengths.pop() if lengths else number
 
 
 def _concrete_length(caller: str, length: Any) -> int | None:

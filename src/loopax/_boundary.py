@@ -18,16 +18,19 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def public(
-    namesake: Callable[..., Any], functions: tuple[str, ...]
+    namesake: Callable[..., Any] | None = None,
+    functions: tuple[str, ...] = (),
+    trees: tuple[str, ...] = (),
 ) -> Callable[[_Function], _Function]:
     """Makes a function the public one.
 
-    - `namesake`: the function of `jax.lax` that it stands in for.
+    - `namesake`: the function of `jax.lax` that it stands in for, if any.
     - `functions`: the parameters that are functions, or sequences of functions.
+    - `trees`: the parameters that are trees, to be split.
     """
 
     def decorator(function: _Function) -> _Function:
-        names = tuple(inspect.signature(function).parameters)
+        names = _positional(function)
         hints = _hints(function)
 
         @functools.wraps(function)
@@ -41,10 +44,10 @@ def public(
                             )
                     return function(*args, **kwargs)
                 except Refusal as refusal:
-                    if kwargs.get("trace_numbers") is not True:
+                    if namesake is None or kwargs.get("trace_numbers") is not True:
                         raise
                     raise _in_words_of(
-                        namesake, function, functions, args, kwargs, refusal
+                        namesake, function, functions, trees, args, kwargs, refusal
                     ) from None
             except Exception as error:
                 hide_own_frames(error)
@@ -53,6 +56,13 @@ def public(
         return cast(_Function, call)
 
     return decorator
+
+
+def _positional(function: Callable[..., Any]) -> list[str]:
+    """The parameters that arguments without a name go to, one each."""
+    parameters = inspect.signature(function).parameters.values()
+    each = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter.name for parameter in parameters if parameter.kind in each]
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -68,6 +78,7 @@ def _in_words_of(
     namesake: Callable[..., Any],
     function: Callable[..., Any],
     functions: tuple[str, ...],
+    trees: tuple[str, ...],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     refusal: Refusal,
@@ -82,10 +93,11 @@ def _in_words_of(
     if bound.arguments.keys() & ours != {"trace_numbers"}:
         return refusal
     for name, value in bound.arguments.items():
-        is_function = name in functions
-        for leaf in _tree.leaves(value):
-            if is_dynamic(leaf, trace_numbers=not is_function) is is_function:
-                return refusal
+        leaves = _tree.leaves(value)
+        if name in functions and any(is_dynamic(leaf, False) for leaf in leaves):
+            return refusal
+        if name in trees and not all(is_dynamic(leaf, True) for leaf in leaves):
+            return refusal
     try:
         namesake(*args, **{k: v for k, v in kwargs.items() if k != "trace_numbers"})
     except (TypeError, ValueError) as error:

@@ -79,6 +79,73 @@ def carry_mismatch(
     return MismatchError(_report(headline, mismatches), mismatches)
 
 
+def element_mismatch(
+    caller: str, function: Callable[..., Any], mismatches: Sequence[Mismatch]
+) -> MismatchError:
+    """The function of an associative scan returned another kind of element."""
+    headline = (
+        f"{caller}: {shown(function)} must return an element like those it was given, "
+        "up to array values, but:"
+    )
+    return MismatchError(_report(headline, mismatches), mismatches)
+
+
+def stack_mismatch(caller: str, mismatches: Sequence[Mismatch]) -> MismatchError:
+    """The trees to be stacked are not alike."""
+    headline = f"{caller}: the trees must be like `trees[0]`, up to array values, but:"
+    rows = [(m.path, *_sides(m)) for m in mismatches]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 2)]
+    lines = [
+        f"  {path:<{widths[0]}}   has {now:<{widths[1]}}   where trees[0] has {was}"
+        for path, was, now in rows
+    ]
+    advice = "Leave out what differs, or make it an array."
+    return MismatchError("\n".join([headline, "", *lines, "", advice]), mismatches)
+
+
+def branch_mismatch(
+    caller: str,
+    branches: dict[str, Callable[..., Any]],
+    mismatches: Sequence[Sequence[Mismatch]],
+) -> MismatchError:
+    """The branches do not agree on what they return.
+
+    `branches` are by the name of their parameter. `mismatches` has for each branch those
+    with the first.
+    """
+    found = [mismatch for each in mismatches for mismatch in each]
+    who = [f"{name} {shown(branch)}" for name, branch in branches.items()]
+    rows: list[tuple[str, str, str]] = []
+    for path in dict.fromkeys(mismatch.path for mismatch in found):
+        # What stands there, and in which branches. Of several differences at one path,
+        # such as several keys, each is told.
+        told: dict[str, list[str]] = {}
+        for number, each in enumerate(mismatches):
+            here = [_sides(mismatch) for mismatch in each if mismatch.path == path]
+            for before, after in here:
+                told.setdefault(before, [who[0]])
+                told.setdefault(after, []).append(who[number])
+        first = next(iter(told))
+        told[first] += [
+            who[number]
+            for number, each in enumerate(mismatches[1:], 1)
+            if not any(mismatch.path == path for mismatch in each)
+        ]
+        labels = [path] + [""] * (len(told) - 1)
+        rows += [
+            (label, text, ", ".join(names))
+            for label, (text, names) in zip(labels, told.items(), strict=True)
+        ]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [
+        f"  {label:<{widths[0]}}   {text:<{widths[1]}}   from {names}"
+        for label, text, names in rows
+    ]
+    headline = f"{caller}: the branches must return the same, up to array values, but:"
+    advice = [f"  * {hint}" for hint in _hints(found, _branch_hint)]
+    return MismatchError("\n".join([headline, "", *lines, "", *advice]).rstrip(), found)
+
+
 def _report(headline: str, mismatches: Sequence[Mismatch]) -> str:
     rows = [(m.path, *_columns(m)) for m in mismatches]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
@@ -87,7 +154,7 @@ def _report(headline: str, mismatches: Sequence[Mismatch]) -> str:
         for path, was, came in rows
     ]
     advice = [_ALL_STATIC] if any(m.kind != "array" for m in mismatches) else []
-    advice += [f"  * {hint}" for hint in _hints(mismatches)]
+    advice += [f"  * {hint}" for hint in _hints(mismatches, _carry_hint)]
     return "\n".join([headline, "", *lines, "", *advice]).rstrip()
 
 
@@ -182,26 +249,39 @@ def _structure_text(treedef: Any) -> str:
 
 
 def _columns(mismatch: Mismatch) -> tuple[str, str]:
+    before, after = _sides(mismatch)
+    match mismatch.kind:
+        case "new":
+            return "", f"came back with {after}"
+        case "missing":
+            return "", f"came back without {before}"
+        case "length" | "metadata":
+            return f"had {before}", f"came back with {after}"
+        case _:
+            return f"was {before}", f"came back as {after}"
+
+
+def _sides(mismatch: Mismatch) -> tuple[str, str]:
+    """What stood there before, and what after, in words that differ."""
     before, after = mismatch.before, mismatch.after
     match mismatch.kind:
         case "new":
-            return "", f"came back with {_key_words(after, 'a new')}"
+            return f"no {_key_words(after)}", f"a new {_key_words(after)}"
         case "missing":
-            return "", f"came back without {_key_words(before, 'the')}"
+            return f"the {_key_words(before)}", f"no {_key_words(before)}"
         case "length":
-            return f"had length {before}", f"came back with length {after}"
+            return f"length {before}", f"length {after}"
         case "metadata":
             was, now = _told_apart(before, after)
-            return f"had metadata {was}", f"came back with {now}"
+            return f"metadata {was}", f"metadata {now}"
         case _:
-            was, now = _told_apart(before, after)
-            return f"was {was}", f"came back as {now}"
+            return _told_apart(before, after)
 
 
-def _key_words(key: Any, article: str) -> str:
+def _key_words(key: Any) -> str:
     if isinstance(key, jtu.DictKey):
-        return f"{article} key {quoted(key.key)}"
-    return f"{article} field {key_text(key).lstrip('.')}"
+        return f"key {quoted(key.key)}"
+    return f"field {key_text(key).lstrip('.')}"
 
 
 def _told_apart(before: Any, after: Any) -> tuple[str, str]:
@@ -223,18 +303,20 @@ def _told_apart(before: Any, after: Any) -> tuple[str, str]:
 # -- advice ------------------------------------------------------------------------------
 
 
-def _hints(mismatches: Sequence[Mismatch]) -> Iterator[str]:
+def _hints(
+    mismatches: Sequence[Mismatch], hint: Callable[[Mismatch], str | None]
+) -> Iterator[str]:
     """What to do. Paths that need the same are named together."""
     paths: dict[str, list[str]] = {}
     for mismatch in mismatches:
-        if advice := _hint(mismatch):
+        if advice := hint(mismatch):
             paths.setdefault(advice, []).append(mismatch.path)
     for advice, at in paths.items():
         listed = ", ".join(at[:3]) + (f" and {len(at) - 3} more" if len(at) > 3 else "")
         yield advice.format(paths=listed, is_a="is a" if len(at) == 1 else "are each a")
 
 
-def _hint(mismatch: Mismatch) -> str | None:
+def _carry_hint(mismatch: Mismatch) -> str | None:
     before, after = mismatch.before, mismatch.after
     match mismatch.kind:
         case "array":
@@ -257,13 +339,32 @@ def _hint(mismatch: Mismatch) -> str | None:
                 "trace_numbers=True."
             )
         case "value" if isinstance(after, AbstractValue):
-            return "{paths}: return what the carry held, or start from an array."
+            return "{paths}: return what was there before, or start from an array."
         case "value" if callable(before) and callable(after):
             return _function_hint(before, after)
         case "new" | "missing" | "length" | "type":
             return "{paths}: start from a tree that has the form which the body returns."
         case _:
-            return "{paths}: keep what changes in an array, or take it out of the carry."
+            return "{paths}: keep what changes in an array, or leave it out."
+
+
+def _branch_hint(mismatch: Mismatch) -> str | None:
+    before, after = mismatch.before, mismatch.after
+    match mismatch.kind:
+        case "array":
+            return "{paths}: return arrays of one type, with .astype for example."
+        case "value" if is_number(before) and is_number(after):
+            return (
+                "{paths}: Python numbers are static. To return different ones, return "
+                f"arrays, jnp.asarray({before!r}), or pass trace_numbers=True."
+            )
+        case "value" | "static" | "field" | "metadata":
+            return (
+                "{paths}: anything that is not an array is static, and must not depend on "
+                "which branch runs. Return an array there, or the same from each branch."
+            )
+        case _:
+            return "{paths}: return trees of one form from each branch."
 
 
 def _function_hint(before: Any, after: Any) -> str:
@@ -336,9 +437,9 @@ def _braced(text: str) -> str:
 
 
 def length_conflict(
-    caller: str, found: Sequence[tuple[str, Any, int]], length: int | None
+    caller: str, root: str, found: Sequence[tuple[str, Any, int]], length: int | None
 ) -> LengthError:
-    """The arrays among `xs`, and `length`, do not agree on a number of steps."""
+    """The arrays in an argument, and `length`, do not agree on how long they are."""
     names = max(len(name) for name, _, _ in found)
     kinds = max(len(type_text(aval)) for _, aval, _ in found)
     rows = [
@@ -347,10 +448,10 @@ def length_conflict(
         for name, aval, axis in found
     ]
     if length is None:
-        headline = f"{caller}: the arrays in `xs` must agree on the number of steps, but:"
+        headline = f"{caller}: the arrays in `{root}` must be of one length, but:"
     else:
         headline = (
-            f"{caller}: `length` is {length}, and the arrays in `xs` must agree, but:"
+            f"{caller}: `length` is {length}, and the arrays in `{root}` must agree, but:"
         )
     return LengthError("\n".join([headline, "", *rows]))
 
@@ -388,6 +489,13 @@ def _tree_text(tree: Any) -> str:
     return _structure_text(_tree.structure(tree))
 
 
+def not_a_choice(caller: str, name: str, expected: str, value: Any) -> ArgumentError:
+    """The predicate of a cond, or the index of a switch, is of the wrong kind."""
+    return ArgumentError(
+        f"{caller}: `{name}` must be a scalar, {expected}, but is {_tree_text(value)}."
+    )
+
+
 def wrong_argument(caller: str, name: str, hint: Any, value: Any) -> ArgumentError:
     """An argument is not of the type that its parameter has."""
     return ArgumentError(
@@ -402,6 +510,7 @@ def _hint_text(hint: Any) -> str:
 
 _HINT_WORDS = {
     Callable: "callable",
+    Sequence: "a sequence",
     SupportsInt: "an integer",
     bool: "a boolean",
     np.bool_: "a NumPy boolean",

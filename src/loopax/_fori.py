@@ -12,7 +12,7 @@ from ._split import split
 Carry = TypeVar("Carry")
 
 
-@public(lax.fori_loop, functions=("body_fun",))
+@public(lax.fori_loop, functions=("body_fun",), trees=("init_val",))
 def filter_fori_loop(
     lower: SupportsInt,
     upper: SupportsInt,
@@ -26,7 +26,7 @@ def filter_fori_loop(
     call = Call("filter_fori_loop", body_fun, trace_numbers, state)
     body = body_for(_step, call)
     with body.during(call):
-        out = lax.fori_loop(lower, upper, body, body.arrays(0, state), unroll=unroll)
+        out = lax.fori_loop(lower, upper, body, body.argument(state), unroll=unroll)
     *_, carry = state.merge(out.arrays)
     return carry
 

@@ -18,6 +18,7 @@ _jax: Any = jax
 _eqx: Any = eqx
 
 lax = _jax.lax
+make_jaxpr = _jax.make_jaxpr
 config = _jax.config
 PyTreeDef = _jax.tree_util.PyTreeDef
 partition = _eqx.partition

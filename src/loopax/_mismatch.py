@@ -44,83 +44,97 @@ class Mismatch:
     after: Any
 
 
-def compare(
-    static: Static, arrays: Sequence[Any], after: Any, root: str, trace_numbers: bool
-) -> tuple[list[Any], list[Mismatch]]:
-    """The arrays of `after`, and in what else it differs from a tree split before.
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """How two trees are compared.
 
-    The tree before is given in its parts. It has to be: once the body has called
-    `eqx.nn.State.set`, the state that it was given can no longer be flattened.
+    - `trace_numbers`: whether Python's numbers are arrays.
+    - `weak_fits`: whether a weakly typed array before fits any array after.
+    - `numbers_join`: whether a number before fits an array after. The other way round it
+        always does: where there is an array, a number becomes one, as in `lax`.
     """
-    leaves, treedef = _tree.flatten(after)
-    if same_structure(static.treedef, treedef):
-        unused = iter(arrays)
-        found: list[Any] = []
-        for expected, leaf in zip(static.leaves, leaves, strict=True):
-            if expected is HOLE:
-                if not _fits(next(unused), leaf, trace_numbers):
+
+    trace_numbers: bool
+    weak_fits: bool = False
+    numbers_join: bool = False
+
+    def compare(
+        self, static: Static, arrays: Sequence[Any], after: Any, root: str
+    ) -> tuple[list[Any], list[Mismatch]]:
+        """The arrays of `after`, and in what else it differs from a tree split before.
+
+        The tree before is given in its parts. It has to be: once the body has called
+        `eqx.nn.State.set`, the state that it was given can no longer be flattened.
+        """
+        leaves, treedef = _tree.flatten(after)
+        if same_structure(static.treedef, treedef):
+            unused = iter(arrays)
+            found: list[Any] = []
+            for expected, leaf in zip(static.leaves, leaves, strict=True):
+                if expected is HOLE:
+                    if not self._fits(next(unused), leaf):
+                        break
+                    found.append(leaf)
+                elif not same(expected, leaf):
                     break
-                found.append(leaf)
-            elif not same(expected, leaf):
-                break
-        else:
-            return found, []
-    before = static.merge(arrays)
-    after = treedef.unflatten(leaves)
-    return [], list(_differences(before, after, root, trace_numbers))
+            else:
+                return found, []
+        before, after = static.merge(arrays), treedef.unflatten(leaves)
+        return [], list(self.differences(before, after, root))
 
-
-def _fits(before: Any, after: Any, trace_numbers: bool) -> bool:
-    # A number that the body returns where the carry holds an array becomes an array.
-    if not (is_number(after) or is_dynamic(after, trace_numbers)):
-        return False
-    # A weakly typed carry, such as a Python number, is promoted by `lax` to the type that
-    # the body gives it. `lax` then traces the body again, and that trace is checked.
-    was = jax.typeof(before)
-    return getattr(was, "weak_type", False) or typematch(was, jax.typeof(after))
-
-
-def _differences(
-    before: Any, after: Any, path: str, trace_numbers: bool
-) -> Iterator[Mismatch]:
-    inner_before, inner_after = _one_level(before), _one_level(after)
-    if inner_before is None and inner_after is None:
-        yield from _leaf_differences(before, after, path, trace_numbers)
-        return
-    if inner_before is None or inner_after is None or type(before) is not type(after):
-        yield Mismatch(
-            path, "type", _facts(before, trace_numbers), _facts(after, trace_numbers)
-        )
-        return
-    if isinstance(before, (tuple, list)) and len(inner_before) != len(inner_after):
-        yield Mismatch(path, "length", len(inner_before), len(inner_after))
-        return
-    for key in inner_before.keys() - inner_after.keys():
-        yield Mismatch(path, "missing", inner_before[key][0], None)
-    for key in inner_after.keys() - inner_before.keys():
-        yield Mismatch(path, "new", None, inner_after[key][0])
-    yield from _metadata_differences(before, after, path, inner_before.keys())
-    for key in inner_before:
-        if key in inner_after:
-            yield from _differences(
-                inner_before[key][1], inner_after[key][1], path + key, trace_numbers
-            )
-
-
-def _leaf_differences(
-    before: Any, after: Any, path: str, trace_numbers: bool
-) -> Iterator[Mismatch]:
-    if is_dynamic(before, trace_numbers):
-        if _fits(before, after, trace_numbers):
+    def differences(self, before: Any, after: Any, path: str) -> Iterator[Mismatch]:
+        """In what `after` differs from `before`. Both have to be fit to be flattened."""
+        inner_before, inner_after = _one_level(before), _one_level(after)
+        if inner_before is None and inner_after is None:
+            yield from self._leaf_differences(before, after, path)
             return
-        as_array = is_number(after) or is_dynamic(after, trace_numbers)
-        kind = "array" if as_array else "static"
-        after = jax.typeof(after) if as_array else after
-        yield Mismatch(path, kind, jax.typeof(before), after)
-    elif is_dynamic(after, trace_numbers):
-        yield Mismatch(path, "value", before, jax.typeof(after))
-    elif not same(before, after):
-        yield Mismatch(path, "value", before, after)
+        if inner_before is None or inner_after is None or type(before) is not type(after):
+            yield Mismatch(path, "type", self._facts(before), self._facts(after))
+            return
+        if isinstance(before, (tuple, list)) and len(inner_before) != len(inner_after):
+            yield Mismatch(path, "length", len(inner_before), len(inner_after))
+            return
+        if inner_before.keys() == inner_after.keys():
+            yield from _metadata_differences(before, after, path, inner_before.keys())
+        for text, (key, child) in inner_before.items():
+            if text in inner_after:
+                yield from self.differences(child, inner_after[text][1], path + text)
+            else:
+                yield Mismatch(path, "missing", key, None)
+        for text, (key, _) in inner_after.items():
+            if text not in inner_before:
+                yield Mismatch(path, "new", None, key)
+
+    def _leaf_differences(self, before: Any, after: Any, path: str) -> Iterator[Mismatch]:
+        is_array = self._is_dynamic(after)
+        joins = self.numbers_join and is_array and is_number(before)
+        if self._is_dynamic(before) or joins:
+            if self._fits(before, after):
+                return
+            is_array = is_array or is_number(after)
+            kind = "array" if is_array else "static"
+            after = jax.typeof(after) if is_array else after
+            yield Mismatch(path, kind, jax.typeof(before), after)
+        elif is_array:
+            yield Mismatch(path, "value", before, jax.typeof(after))
+        elif not same(before, after):
+            yield Mismatch(path, "value", before, after)
+
+    def _fits(self, before: Any, after: Any) -> bool:
+        if not (is_number(after) or self._is_dynamic(after)):
+            return False
+        was = jax.typeof(before)
+        if self.weak_fits and getattr(was, "weak_type", False):
+            return True
+        return typematch(was, jax.typeof(after))
+
+    def _is_dynamic(self, leaf: Any) -> bool:
+        return is_dynamic(leaf, self.trace_numbers)
+
+    def _facts(self, tree: Any) -> Any:
+        if _one_level(tree) is not None:
+            return _tree.structure(tree)
+        return jax.typeof(tree) if self._is_dynamic(tree) else tree
 
 
 def _metadata_differences(
@@ -130,7 +144,7 @@ def _metadata_differences(
     data_after = _tree.structure(after).node_data()
     if data_before is None or data_after is None:
         return
-    if isinstance(before, dict) or same(data_before[1], data_after[1]):
+    if same(data_before[1], data_after[1]):
         return
     fields = [
         Mismatch(f"{path}.{name}", "field", *values)
@@ -157,12 +171,6 @@ def _static_fields(node: Any, inner: Iterable[str]) -> list[str]:
         return []
     names = [field.name for field in dataclasses.fields(node)]
     return [name for name in names if f".{name}" not in inner]
-
-
-def _facts(tree: Any, trace_numbers: bool) -> Any:
-    if _one_level(tree) is not None:
-        return _tree.structure(tree)
-    return jax.typeof(tree) if is_dynamic(tree, trace_numbers) else tree
 
 
 def _one_level(tree: Any) -> dict[str, tuple[Any, Any]] | None:

@@ -18,7 +18,7 @@ X = TypeVar("X")
 Y = TypeVar("Y")
 
 
-@public(lax.scan, functions=("f",))
+@public(lax.scan, functions=("f",), trees=("init", "xs"))
 def filter_scan(
     f: Callable[[Carry, X], tuple[Carry, Y]],
     init: Carry,
@@ -41,14 +41,14 @@ def filter_scan(
     with body.during(call):
         out, ys = lax.scan(
             body,
-            body.arrays(0, state),
-            body.arrays(1, inputs),
+            body.argument(state),
+            body.argument(inputs, 1),
             length=length,
             reverse=reverse,
             unroll=unroll,
         )
+        ys = merge_output(ys)
     *_, carry = state.merge(out.arrays)
-    ys = merge_output(call, ys)
     return carry, stacked("filter_scan", ys, out_axes, trace_numbers)
 
 

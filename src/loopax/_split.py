@@ -21,11 +21,16 @@ HOLE = _Hole()
 class Static:
     """All of a tree but its arrays: the structure and the other leaves."""
 
-    __slots__ = ("leaves", "treedef")
+    __slots__ = ("_leaves", "treedef")
 
     def __init__(self, treedef: Any, leaves: Sequence[Any]):
         self.treedef = treedef
-        self.leaves = tuple(leaves)
+        self._leaves = tuple(leaves)
+
+    @property
+    def leaves(self) -> tuple[Any, ...]:
+        """The leaves, with `HOLE` for each array."""
+        return self._leaves
 
     def merge(self, arrays: Iterable[Any]) -> Any:
         """The tree with `arrays` where its arrays belong."""
@@ -35,7 +40,7 @@ class Static:
 
     @property
     def num_arrays(self) -> int:
-        return sum(leaf is HOLE for leaf in self.leaves)
+        return sum(leaf is HOLE for leaf in self._leaves)
 
     def token(self, watch: Watch) -> Hashable:
         """Equal for what no trace can tell apart. See `_static.token`."""
@@ -51,7 +56,7 @@ class Static:
 
     def __hash__(self) -> int:
         # Hashing must not fail, whatever the leaves are, and it must agree with `same`.
-        return hash(tuple(leaf is HOLE for leaf in self.leaves))
+        return hash(tuple(leaf is HOLE for leaf in self._leaves))
 
     def __repr__(self) -> str:
         return repr(self.treedef.unflatten(self.leaves))
@@ -64,10 +69,16 @@ class Split(NamedTuple):
     static: Static
 
 
-def split(tree: Any, trace_numbers: bool) -> Split:
-    """Splits `tree` into its arrays and the rest. It is flattened just once."""
+def split(tree: Any, trace_numbers: bool, as_arrays: frozenset[int] = frozenset()) -> Split:
+    """Splits `tree` into its arrays and the rest. It is flattened just once.
+
+    `as_arrays` are the places, among all of the leaves, at which numbers are arrays.
+    """
     leaves, treedef = _tree.flatten(tree)
-    dynamic = [is_dynamic(leaf, trace_numbers) for leaf in leaves]
+    dynamic = [
+        is_dynamic(leaf, trace_numbers or place in as_arrays)
+        for place, leaf in enumerate(leaves)
+    ]
     pairs = list(zip(leaves, dynamic, strict=True))
     arrays = [leaf for leaf, is_array in pairs if is_array]
     rest = [HOLE if is_array else leaf for leaf, is_array in pairs]

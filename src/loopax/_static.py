@@ -58,6 +58,15 @@ def is_dynamic(leaf: Any, trace_numbers: bool) -> bool:
     return True
 
 
+def is_scalar(value: Any, kinds: str) -> bool:
+    """Whether `value` is a scalar of one of NumPy's `kinds`, such as `b` for booleans."""
+    try:
+        aval: Any = jax.typeof(value)
+    except TypeError:
+        return False
+    return getattr(aval, "shape", None) == () and aval.dtype.kind in kinds
+
+
 def _is_numpy(value: Any) -> bool:
     return isinstance(value, (np.ndarray, np.generic))
 

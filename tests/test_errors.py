@@ -1,0 +1,1617 @@
+"""What the user reads when something is wrong: whole messages, compared as text.
+
+`message` writes `here` for this file and a line of it, and so texts stay when lines move.
+"""
+
+import collections
+import enum
+import functools
+import os
+import pickle
+import re
+import traceback
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec as P
+
+import loopax
+
+
+XS = jnp.ones(3)
+F3 = jnp.zeros(3)
+SHORT = jnp.zeros(2)
+
+STATIC = "Anything that is not an array is static: it keeps one value for the whole loop."
+
+
+def message(call, kind=loopax.MismatchError):
+    """What `call` raises, as text."""
+    with pytest.raises(kind) as caught:
+        call()
+    assert type(caught.value) is kind
+    return re.sub(r"test_errors\.py:\d+", "here", str(caught.value))
+
+
+def text(*lines):
+    return "\n".join(lines)
+
+
+def must_return(caller, function="`step` (here)"):
+    return (
+        f"{caller}: {function} must return the carry it was given, up to array values, but:"
+    )
+
+
+def scan_to(before, after, **options):
+    """What a scan says whose body returns `after` for `before`."""
+
+    def step(carry, x):
+        return after, None
+
+    return message(lambda: loopax.filter_scan(step, before, XS, **options))
+
+
+class Pair(collections.namedtuple("Pair", ["first", "second"])):
+    __slots__ = ()
+
+
+class Mode(enum.Enum):
+    TRAIN = "train"
+    TEST = "test"
+
+
+class Layer(eqx.Module):
+    weight: Any
+    activation: Any = None
+    use_bias: Any = eqx.field(static=True, default=True)
+
+    def advance(self, carry, x):
+        return SHORT, None
+
+    def __call__(self, carry, x):
+        return SHORT, None
+
+
+class OtherLayer(eqx.Module):
+    weight: Any
+
+
+class Agent:
+    def __repr__(self):
+        return "<Agent>"
+
+    def advance(self, carry, x):
+        return SHORT, None
+
+    def __call__(self, carry, x):
+        return SHORT, None
+
+
+class Thing:
+    """Not callable."""
+
+    def __init__(self, text="<Thing>"):
+        self.text = text
+
+    def __repr__(self):
+        if self.text is None:
+            raise RuntimeError("no text")
+        return self.text
+
+
+class OtherThing(Thing):
+    pass
+
+
+class Table:
+    """A node with metadata, and with fields that come and go."""
+
+    def __init__(self, title=None, **fields):
+        self.title = title
+        self.fields = fields
+
+
+jtu.register_pytree_with_keys(
+    Table,
+    lambda table: (
+        [(jtu.GetAttrKey(name), child) for name, child in table.fields.items()],
+        (table.title, tuple(table.fields)),
+    ),
+    lambda data, children: Table(data[0], **dict(zip(data[1], children, strict=True))),
+)
+
+
+def relu(x):
+    return x
+
+
+def tanh(x):
+    return x
+
+
+def scaled_by(factor):
+    return lambda x: factor * x
+
+
+# -- the whole of one message ------------------------------------------------------------
+
+
+def test_a_rollout_that_goes_wrong_in_four_places():
+    net = Layer(jnp.ones(2), activation=relu)
+    carry = {
+        "policy": net,
+        "n_steps": 0,
+        "momentum": jnp.zeros(32),
+        "info": {"reward": jnp.zeros(())},
+    }
+
+    def step(carry, x):
+        return {
+            "policy": Layer(carry["policy"].weight, activation=tanh),
+            "n_steps": carry["n_steps"] + 1,
+            "momentum": carry["momentum"].astype(jnp.bfloat16),
+            "info": {**carry["info"], "truncated": x > 0},
+        }, x
+
+    assert message(lambda: loopax.filter_scan(step, carry, XS)) == text(
+        "filter_scan: `step` (here) must return the carry it was given, up to array "
+        "values, but:",
+        "",
+        '  carry["info"]                                      came back with a new '
+        'key "truncated"',
+        '  carry["momentum"]            was float32[32]       came back as bfloat16[32]',
+        '  carry["n_steps"]             was 0 (int)           came back as 1 (int)',
+        '  carry["policy"].activation   was <function relu>   came back as <function tanh>',
+        "",
+        "Anything that is not an array is static: it keeps one value for the whole loop.",
+        '  * carry["info"]: start from a tree that has the form which the body returns.',
+        '  * carry["momentum"]: cast it back with .astype(jnp.float32), or start from '
+        "bfloat16.",
+        '  * carry["n_steps"] is a Python int. To change it in the loop, start from '
+        "an array, jnp.asarray(0), or pass trace_numbers=True.",
+        '  * carry["policy"].activation: to choose between functions in the loop, '
+        "carry an index and call jax.lax.switch.",
+    )
+
+
+# -- static leaves -----------------------------------------------------------------------
+
+
+def test_a_counter_that_is_a_python_int():
+    assert scan_to({"n": 0}, {"n": 1}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["n"]   was 0 (int)   came back as 1 (int)',
+        "",
+        STATIC,
+        '  * carry["n"] is a Python int. To change it in the loop, start from an '
+        "array, jnp.asarray(0), or pass trace_numbers=True.",
+    )
+
+
+def test_a_counter_that_becomes_an_array():
+    assert scan_to({"n": 0}, {"n": jnp.asarray(1)}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["n"]   was 0 (int)   came back as int32[]',
+        "",
+        STATIC,
+        '  * carry["n"] is a Python int. To change it in the loop, start from an '
+        "array, jnp.asarray(0), or pass trace_numbers=True.",
+    )
+
+
+def test_a_python_float():
+    assert scan_to([0.5, XS], [0.25, XS]) == text(
+        must_return("filter_scan"),
+        "",
+        "  carry[0]   was 0.5 (float)   came back as 0.25 (float)",
+        "",
+        STATIC,
+        "  * carry[0] is a Python float. To change it in the loop, start from an "
+        "array, jnp.asarray(0.5), or pass trace_numbers=True.",
+    )
+
+
+def test_a_flag():
+    assert scan_to({"done": False}, {"done": jnp.asarray(True)}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["done"]   was False (bool)   came back as bool[]',
+        "",
+        STATIC,
+        '  * carry["done"] is a Python bool. To change it in the loop, start from an '
+        "array, jnp.asarray(False), or pass trace_numbers=True.",
+    )
+
+
+def test_true_for_one():
+    assert scan_to({"n": 1}, {"n": True}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["n"]   was 1 (int)   came back as True (bool)',
+        "",
+        STATIC,
+        '  * carry["n"] is a Python int. To change it in the loop, start from an '
+        "array, jnp.asarray(1), or pass trace_numbers=True.",
+    )
+
+
+def test_a_number_that_becomes_a_string():
+    assert scan_to({"n": 1}, {"n": "1"}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["n"]   was 1 (int)   came back as "1"',
+        "",
+        STATIC,
+        '  * carry["n"] is a Python int. To change it in the loop, start from an '
+        "array, jnp.asarray(1), or pass trace_numbers=True.",
+    )
+
+
+def test_a_bare_carry():
+    assert scan_to(0, 1) == text(
+        must_return("filter_scan"),
+        "",
+        "  carry   was 0 (int)   came back as 1 (int)",
+        "",
+        STATIC,
+        "  * carry is a Python int. To change it in the loop, start from an array, "
+        "jnp.asarray(0), or pass trace_numbers=True.",
+    )
+
+
+def test_a_string():
+    assert scan_to({"phase": "early"}, {"phase": "late"}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["phase"]   was "early"   came back as "late"',
+        "",
+        STATIC,
+        '  * carry["phase"]: keep what changes in an array, or take it out of the carry.',
+    )
+
+
+def test_a_string_that_becomes_an_array():
+    assert scan_to({"phase": "early"}, {"phase": F3}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["phase"]   was "early"   came back as float32[3]',
+        "",
+        STATIC,
+        '  * carry["phase"]: return what the carry held, or start from an array.',
+    )
+
+
+def test_a_string_that_becomes_none():
+    assert scan_to({"phase": "early"}, {"phase": None}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["phase"]   was "early"   came back as None',
+        "",
+        STATIC,
+        '  * carry["phase"]: keep what changes in an array, or take it out of the carry.',
+    )
+
+
+def test_none_that_becomes_an_array():
+    assert scan_to({"hidden": None}, {"hidden": F3}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["hidden"]   was None   came back as float32[3]',
+        "",
+        STATIC,
+        '  * carry["hidden"]: None is static too. Start from an array of the type '
+        "that the body returns, jnp.zeros((3,), jnp.float32).",
+    )
+
+
+def test_none_that_becomes_a_boolean_array():
+    assert scan_to({"mask": None}, {"mask": jnp.zeros((2, 2), bool)}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["mask"]   was None   came back as bool[2,2]',
+        "",
+        STATIC,
+        '  * carry["mask"]: None is static too. Start from an array of the type that '
+        "the body returns, jnp.zeros((2, 2), jnp.bool_).",
+    )
+
+
+def test_none_that_becomes_a_key():
+    assert scan_to({"key": None}, {"key": jr.key(0)}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["key"]   was None   came back as key<fry>[]',
+        "",
+        STATIC,
+        '  * carry["key"]: None is static too. Start from an array of the type that '
+        "the body returns, key<fry>[].",
+    )
+
+
+def test_none_that_becomes_a_number():
+    assert scan_to({"n": None}, {"n": 1}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["n"]   was None   came back as 1 (int)',
+        "",
+        STATIC,
+        '  * carry["n"]: None is static too. Start from what the body returns.',
+    )
+
+
+def test_none_that_becomes_a_tree():
+    assert scan_to({"hidden": None}, {"hidden": {"h": F3, "c": F3}}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["hidden"]   was None   came back as a dict with keys "c", "h"',
+        "",
+        STATIC,
+        '  * carry["hidden"]: None is static too. Start from what the body returns.',
+    )
+
+
+def test_a_tree_that_becomes_none():
+    assert scan_to({"hidden": (F3, F3)}, {"hidden": None}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["hidden"]   was a tuple of length 2   came back as None',
+        "",
+        STATIC,
+        '  * carry["hidden"]: start from a tree that has the form which the body returns.',
+    )
+
+
+def test_a_function_for_another():
+    assert scan_to(Layer(F3, relu), Layer(F3, tanh)) == text(
+        must_return("filter_scan"),
+        "",
+        "  carry.activation   was <function relu>   came back as <function tanh>",
+        "",
+        STATIC,
+        "  * carry.activation: to choose between functions in the loop, carry an "
+        "index and call jax.lax.switch.",
+    )
+
+
+def test_a_function_of_jax_for_another():
+    assert scan_to(Layer(F3, jax.nn.relu), Layer(F3, jnp.tanh)) == text(
+        must_return("filter_scan"),
+        "",
+        "  carry.activation   was <function relu>   came back as <function tanh>",
+        "",
+        STATIC,
+        "  * carry.activation: to choose between functions in the loop, carry an "
+        "index and call jax.lax.switch.",
+    )
+
+
+def test_two_lambdas():
+    before, after = Layer(F3, lambda x: x), Layer(F3, lambda x: -x)
+    assert scan_to(before, after) == text(
+        must_return("filter_scan"),
+        "",
+        "  carry.activation   was <function <lambda>>   came back as another "
+        "<function <lambda>>",
+        "",
+        STATIC,
+        "  * carry.activation: to choose between functions in the loop, carry an "
+        "index and call jax.lax.switch.",
+    )
+
+
+def test_functions_of_one_name_in_other_places():
+    def before(x):
+        return x
+
+    def after(x):
+        return -x
+
+    after.__name__ = "before"
+    assert scan_to({"f": before}, {"f": after}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["f"]   was <function before> (here)   came back as <function before> '
+        "(here)",
+        "",
+        STATIC,
+        '  * carry["f"]: to choose between functions in the loop, carry an index and '
+        "call jax.lax.switch.",
+    )
+
+
+def test_a_function_made_anew_over_another_value():
+    assert scan_to({"f": scaled_by(1)}, {"f": scaled_by(2)}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["f"]   was <function <lambda>>   came back as another <function <lambda>>',
+        "",
+        STATIC,
+        '  * carry["f"]: it was made anew, over other values. Make it once, outside '
+        "of the loop, or carry those values as arrays.",
+    )
+
+
+def test_a_method_of_another_object():
+    assert scan_to({"f": Agent().advance}, {"f": Agent().advance}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["f"]   was <method advance>   came back as another <method advance>',
+        "",
+        STATIC,
+        '  * carry["f"]: it was made anew, over other values. Make it once, outside '
+        "of the loop, or carry those values as arrays.",
+    )
+
+
+def test_a_partial_with_another_argument():
+    before, after = functools.partial(max, 1), functools.partial(max, 2)
+    assert scan_to({"f": before}, {"f": after}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["f"]   was <function max>   came back as another <function max>',
+        "",
+        STATIC,
+        '  * carry["f"]: to choose between functions in the loop, carry an index and '
+        "call jax.lax.switch.",
+    )
+
+
+def test_a_function_that_becomes_an_array():
+    assert scan_to({"f": relu}, {"f": F3}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["f"]   was <function relu>   came back as float32[3]',
+        "",
+        STATIC,
+        '  * carry["f"]: return what the carry held, or start from an array.',
+    )
+
+
+def test_a_class_for_another():
+    assert scan_to({"dtype": jnp.float32}, {"dtype": jnp.bfloat16}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["dtype"]   was <class float32>   came back as <class bfloat16>',
+        "",
+        STATIC,
+        '  * carry["dtype"]: to choose between functions in the loop, carry an index '
+        "and call jax.lax.switch.",
+    )
+
+
+def test_a_member_of_an_enumeration():
+    assert scan_to({"mode": Mode.TRAIN}, {"mode": Mode.TEST}) == text(
+        must_return("filter_scan"),
+        "",
+        "  carry[\"mode\"]   was <Mode.TRAIN: 'train'>   came back as <Mode.TEST: 'test'>",
+        "",
+        STATIC,
+        '  * carry["mode"]: keep what changes in an array, or take it out of the carry.',
+    )
+
+
+def test_objects_that_read_the_same():
+    assert scan_to({"a": Thing()}, {"a": Thing()}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["a"]   was <Thing>   came back as another <Thing>, not equal to it',
+        "",
+        STATIC,
+        '  * carry["a"]: keep what changes in an array, or take it out of the carry.',
+    )
+
+
+def test_objects_of_other_types_that_read_the_same():
+    assert scan_to({"a": Thing()}, {"a": OtherThing()}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["a"]   was <Thing> (Thing)   came back as <Thing> (OtherThing)',
+        "",
+        STATIC,
+        '  * carry["a"]: keep what changes in an array, or take it out of the carry.',
+    )
+
+
+def test_callable_objects_that_read_the_same():
+    assert scan_to({"a": Agent()}, {"a": Agent()}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["a"]   was <Agent>   came back as another <Agent>',
+        "",
+        STATIC,
+        '  * carry["a"]: to choose between functions in the loop, carry an index and '
+        "call jax.lax.switch.",
+    )
+
+
+def test_objects_with_a_long_text():
+    before, after = Thing("a" * 100), Thing("b\n" * 100)
+    assert scan_to({"a": before}, {"a": after}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["a"]   was '
+        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...   came back as "
+        "b b b b b b b b b b b b b b b b b b b b b b b b b b b b b...",
+        "",
+        STATIC,
+        '  * carry["a"]: keep what changes in an array, or take it out of the carry.',
+    )
+
+
+@pytest.mark.xfail(strict=True, reason="JAX formats a message with it, and it raises")
+def test_objects_without_a_text():
+    assert scan_to({"a": Thing(None)}, {"a": Thing("<Thing>")}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["a"]   was <Thing> (Thing)   came back as <Thing>',
+    )
+
+
+# -- arrays ------------------------------------------------------------------------------
+
+
+def test_an_array_that_becomes_a_string():
+    assert scan_to({"h": F3}, {"h": "late"}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["h"]   was float32[3]   came back as "late"',
+        "",
+        STATIC,
+        '  * carry["h"]: return an array there, of type float32[3].',
+    )
+
+
+def test_an_array_that_becomes_none():
+    assert scan_to({"h": F3}, {"h": None}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["h"]   was float32[3]   came back as None',
+        "",
+        STATIC,
+        '  * carry["h"]: return an array there, of type float32[3].',
+    )
+
+
+def test_an_array_of_another_dtype():
+    assert scan_to({"m": F3}, {"m": F3.astype("bfloat16")}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["m"]   was float32[3]   came back as bfloat16[3]',
+        "",
+        '  * carry["m"]: cast it back with .astype(jnp.float32), or start from bfloat16.',
+    )
+
+
+def test_an_array_of_integers_that_becomes_one_of_booleans():
+    assert scan_to({"m": jnp.zeros(3, "int32")}, {"m": F3 > 0}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["m"]   was int32[3]   came back as bool[3]',
+        "",
+        '  * carry["m"]: cast it back with .astype(jnp.int32), or start from bool.',
+    )
+
+
+def test_an_array_of_booleans_that_becomes_one_of_integers():
+    assert scan_to({"m": F3 > 0}, {"m": jnp.zeros(3, "int32")}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["m"]   was bool[3]   came back as int32[3]',
+        "",
+        '  * carry["m"]: cast it back with .astype(jnp.bool_), or start from int32.',
+    )
+
+
+def test_an_array_of_another_shape():
+    assert scan_to({"h": F3}, {"h": jnp.zeros((4, 3))}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["h"]   was float32[3]   came back as float32[4,3]',
+        "",
+        '  * carry["h"]: an array keeps its shape for the whole loop. Start from one '
+        "of shape (4, 3), or write into one that is large enough.",
+    )
+
+
+def test_an_array_of_another_shape_and_dtype():
+    assert scan_to({"h": F3}, {"h": jnp.zeros((4, 3), "int32")}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["h"]   was float32[3]   came back as int32[4,3]',
+        "",
+        '  * carry["h"]: an array keeps its shape for the whole loop. Start from one '
+        "of shape (4, 3), or write into one that is large enough.",
+    )
+
+
+def test_an_array_that_becomes_a_number():
+    assert scan_to({"h": F3}, {"h": 1.0}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["h"]   was float32[3]   came back as float32[]',
+        "",
+        '  * carry["h"]: an array keeps its shape for the whole loop. Start from one '
+        "of shape (), or write into one that is large enough.",
+    )
+
+
+def test_an_array_of_the_dtype_before_weakly():
+    assert scan_to({"n": jnp.zeros((), "int32")}, {"n": 1.5}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["n"]   was int32[]   came back as float32[]',
+        "",
+        '  * carry["n"]: cast it back with .astype(jnp.int32), or start from float32.',
+    )
+
+
+def test_a_weakly_typed_array_that_becomes_a_vector():
+    assert scan_to({"n": jnp.asarray(0)}, {"n": F3}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["n"]   was float32[]   came back as float32[3]',
+        "",
+        '  * carry["n"]: an array keeps its shape for the whole loop. Start from one '
+        "of shape (3,), or write into one that is large enough.",
+    )
+
+
+def test_a_typed_key_that_becomes_a_legacy_key():
+    assert scan_to({"key": jr.key(0)}, {"key": jr.PRNGKey(0)}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["key"]   was key<fry>[]   came back as uint32[2]',
+        "",
+        '  * carry["key"]: an array keeps its shape for the whole loop. Start from '
+        "one of shape (2,), or write into one that is large enough.",
+    )
+
+
+def test_a_legacy_key_that_becomes_a_typed_key():
+    keys = jr.split(jr.key(0), 2)
+    assert scan_to({"key": jr.PRNGKey(0)}, {"key": keys}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["key"]   was uint32[2]   came back as key<fry>[2]',
+        "",
+        '  * carry["key"]: keep to one kind of random key. jax.random.key makes typed '
+        "keys, jax.random.PRNGKey makes arrays of integers.",
+    )
+
+
+def test_a_key_of_another_kind():
+    before, after = jr.key(0), jr.key(0, impl="rbg")
+    assert scan_to({"key": before}, {"key": after}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["key"]   was key<fry>[]   came back as key<rbg>[]',
+        "",
+        '  * carry["key"]: keep to one kind of random key. jax.random.key makes typed '
+        "keys, jax.random.PRNGKey makes arrays of integers.",
+    )
+
+
+def test_a_carry_that_does_not_vary_over_a_manual_axis():
+    mesh = jax.make_mesh((1,), ("batch",), axis_types=(AxisType.Auto,))
+
+    def run(xs):
+        def step(carry, x):
+            return {**carry, "total": carry["total"] + x}, None
+
+        carry = {"total": jnp.zeros(()), "name": "sum"}
+        return loopax.filter_scan(step, carry, xs)[0]["total"][None]
+
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=P("batch"), out_specs=P("batch"))
+    assert message(lambda: mapped(XS)) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["total"]   was float32[]   came back as float32[]{V:batch}',
+        "",
+        '  * carry["total"]: start from a value that varies over the same axes, '
+        "jax.lax.pcast(..., ('batch',), to='varying').",
+    )
+
+
+def test_a_carry_of_another_sharding():
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        xs = jax.device_put(jnp.ones((3, 4)), P(None, "x"))
+
+        def step(carry, x):
+            return {**carry, "h": carry["h"] + x}, None
+
+        carry = {"h": jnp.zeros(4), "name": "sum"}
+        assert message(lambda: loopax.filter_scan(step, carry, xs)) == text(
+            must_return("filter_scan"),
+            "",
+            '  carry["h"]   was float32[4]   came back as float32[4@x]',
+            "",
+            '  * carry["h"]: start from a value with the same sharding, or reshard it in '
+            "the body.",
+        )
+
+
+# -- structure ---------------------------------------------------------------------------
+
+
+def test_a_static_field():
+    assert scan_to([Layer(F3)], [Layer(F3, use_bias=False)]) == text(
+        must_return("filter_scan"),
+        "",
+        "  carry[0].use_bias   was True (bool)   came back as False (bool)",
+        "",
+        STATIC,
+        "  * carry[0].use_bias: keep what changes in an array, or take it out of the "
+        "carry.",
+    )
+
+
+def test_a_static_field_that_holds_a_function():
+    before, after = Layer(F3, use_bias=relu), Layer(F3, use_bias=tanh)
+    assert scan_to({"net": before}, {"net": after}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["net"].use_bias   was <function relu>   came back as <function tanh>',
+        "",
+        STATIC,
+        '  * carry["net"].use_bias: keep what changes in an array, or take it out of '
+        "the carry.",
+    )
+
+
+def test_metadata_of_another_kind_of_node():
+    assert scan_to({"t": Table("a", x=F3)}, {"t": Table("b", x=F3)}) == text(
+        must_return("filter_scan"),
+        "",
+        "  carry[\"t\"]   had metadata ('a', ('x',))   came back with metadata ('b', "
+        "('x',))",
+        "",
+        STATIC,
+        '  * carry["t"]: keep what changes in an array, or take it out of the carry.',
+    )
+
+
+def test_a_new_field_and_a_missing_one():
+    assert scan_to({"t": Table(x=F3)}, {"t": Table(y=F3)}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["t"]   came back without the field x',
+        '  carry["t"]   came back with a new field y',
+        "",
+        STATIC,
+        '  * carry["t"], carry["t"]: start from a tree that has the form which the '
+        "body returns.",
+    )
+
+
+def test_a_list_that_becomes_a_tuple():
+    assert scan_to({"l": [F3, 1]}, {"l": (F3, 1)}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["l"]   was a list of length 2   came back as a tuple of length 2',
+        "",
+        STATIC,
+        '  * carry["l"]: start from a tree that has the form which the body returns.',
+    )
+
+
+def test_a_tuple_that_becomes_a_dict():
+    assert scan_to({"l": (F3,)}, {"l": {"a": F3, "b": F3}}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["l"]   was a tuple of length 1   came back as a dict with keys "a", "b"',
+        "",
+        STATIC,
+        '  * carry["l"]: start from a tree that has the form which the body returns.',
+    )
+
+
+def test_a_namedtuple_that_becomes_a_tuple():
+    assert scan_to(Pair(F3, F3), (F3, F3)) == text(
+        must_return("filter_scan"),
+        "",
+        "  carry   was a Pair   came back as a tuple of length 2",
+        "",
+        STATIC,
+        "  * carry: start from a tree that has the form which the body returns.",
+    )
+
+
+def test_a_module_of_another_class():
+    assert scan_to({"net": Layer(F3)}, {"net": OtherLayer(F3)}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["net"]   was a Layer   came back as an OtherLayer',
+        "",
+        STATIC,
+        '  * carry["net"]: start from a tree that has the form which the body returns.',
+    )
+
+
+def test_an_array_that_becomes_a_tree():
+    assert scan_to({"h": F3}, {"h": {}}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["h"]   was float32[3]   came back as {}',
+        "",
+        STATIC,
+        '  * carry["h"]: start from a tree that has the form which the body returns.',
+    )
+
+
+def test_a_tree_that_becomes_an_array():
+    assert scan_to({"h": {}}, {"h": F3}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["h"]   was {}   came back as float32[3]',
+        "",
+        STATIC,
+        '  * carry["h"]: start from a tree that has the form which the body returns.',
+    )
+
+
+def test_a_list_that_grows():
+    assert scan_to({"log": []}, {"log": [F3]}) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["log"]   had length 0   came back with length 1',
+        "",
+        STATIC,
+        '  * carry["log"]: start from a tree that has the form which the body returns.',
+    )
+
+
+def test_a_tuple_that_shrinks():
+    assert scan_to((F3, F3, F3), (F3, F3)) == text(
+        must_return("filter_scan"),
+        "",
+        "  carry   had length 3   came back with length 2",
+        "",
+        STATIC,
+        "  * carry: start from a tree that has the form which the body returns.",
+    )
+
+
+def test_a_new_key():
+    before, after = {"info": {"a": F3}}, {"info": {"a": F3, "truncated": F3}}
+    assert scan_to(before, after) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["info"]   came back with a new key "truncated"',
+        "",
+        STATIC,
+        '  * carry["info"]: start from a tree that has the form which the body returns.',
+    )
+
+
+def test_a_missing_key():
+    before, after = {"info": {1: F3, 3: F3}}, {"info": {1: F3}}
+    assert scan_to(before, after) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["info"]   came back without the key 3',
+        "",
+        STATIC,
+        '  * carry["info"]: start from a tree that has the form which the body returns.',
+    )
+
+
+# -- several at once ---------------------------------------------------------------------
+
+
+def test_columns_are_aligned():
+    before = {"a": 0, "long name": "x" * 10, "n": jnp.zeros(()), "t": [1]}
+    after = {"a": 1, "long name": "y" * 20, "n": F3, "t": [1, 2]}
+    assert scan_to(before, after) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["a"]           was 0 (int)        came back as 1 (int)',
+        '  carry["long name"]   was "xxxxxxxxxx"   came back as "yyyyyyyyyyyyyyyyyyyy"',
+        '  carry["n"]           was float32[]      came back as float32[3]',
+        '  carry["t"]           had length 1       came back with length 2',
+        "",
+        STATIC,
+        '  * carry["a"] is a Python int. To change it in the loop, start from an '
+        "array, jnp.asarray(0), or pass trace_numbers=True.",
+        '  * carry["long name"]: keep what changes in an array, or take it out of the '
+        "carry.",
+        '  * carry["n"]: an array keeps its shape for the whole loop. Start from one '
+        "of shape (3,), or write into one that is large enough.",
+        '  * carry["t"]: start from a tree that has the form which the body returns.',
+    )
+
+
+def test_paths_that_need_the_same_are_named_together():
+    before = {"a": 0, "b": 0, "c": "x", "d": "x"}
+    after = {"a": 1, "b": 2, "c": "y", "d": "z"}
+    assert scan_to(before, after) == text(
+        must_return("filter_scan"),
+        "",
+        '  carry["a"]   was 0 (int)   came back as 1 (int)',
+        '  carry["b"]   was 0 (int)   came back as 2 (int)',
+        '  carry["c"]   was "x"       came back as "y"',
+        '  carry["d"]   was "x"       came back as "z"',
+        "",
+        STATIC,
+        '  * carry["a"], carry["b"] are each a Python int. To change it in the loop, '
+        "start from an array, jnp.asarray(0), or pass trace_numbers=True.",
+        '  * carry["c"], carry["d"]: keep what changes in an array, or take it out of '
+        "the carry.",
+    )
+
+
+def test_of_many_paths_that_need_the_same_three_are_named():
+    assert scan_to([0] * 5, [1] * 5) == text(
+        must_return("filter_scan"),
+        "",
+        "  carry[0]   was 0 (int)   came back as 1 (int)",
+        "  carry[1]   was 0 (int)   came back as 1 (int)",
+        "  carry[2]   was 0 (int)   came back as 1 (int)",
+        "  carry[3]   was 0 (int)   came back as 1 (int)",
+        "  carry[4]   was 0 (int)   came back as 1 (int)",
+        "",
+        STATIC,
+        "  * carry[0], carry[1], carry[2] and 2 more are each a Python int. To change "
+        "it in the loop, start from an array, jnp.asarray(0), or pass "
+        "trace_numbers=True.",
+    )
+
+
+def test_arrays_only():
+    before, after = [F3, F3], [F3.astype("int32"), jnp.zeros(2)]
+    assert scan_to(before, after) == text(
+        must_return("filter_scan"),
+        "",
+        "  carry[0]   was float32[3]   came back as int32[3]",
+        "  carry[1]   was float32[3]   came back as float32[2]",
+        "",
+        "  * carry[0]: cast it back with .astype(jnp.float32), or start from int32.",
+        "  * carry[1]: an array keeps its shape for the whole loop. Start from one of "
+        "shape (2,), or write into one that is large enough.",
+    )
+
+
+# -- who is at fault ---------------------------------------------------------------------
+
+
+def test_a_while_loop():
+    def step(carry):
+        return "late"
+
+    call = functools.partial(loopax.filter_while_loop, lambda c: True, step, "early")
+    assert message(call) == text(
+        must_return("filter_while_loop"),
+        "",
+        '  carry   was "early"   came back as "late"',
+        "",
+        STATIC,
+        "  * carry: keep what changes in an array, or take it out of the carry.",
+    )
+
+
+def test_a_fori_loop():
+    def step(i, carry):
+        return "late"
+
+    call = functools.partial(loopax.filter_fori_loop, 0, 3, step, "early")
+    assert message(call) == text(
+        must_return("filter_fori_loop"),
+        "",
+        '  carry   was "early"   came back as "late"',
+        "",
+        STATIC,
+        "  * carry: keep what changes in an array, or take it out of the carry.",
+    )
+
+
+def step(carry, x):
+    return SHORT, None
+
+
+def step_on(carry, x, last, *, keyword=None):
+    return SHORT, None
+
+
+def test_a_function_is_shown_with_its_file_and_line():
+    with pytest.raises(loopax.MismatchError) as caught:
+        loopax.filter_scan(step, F3, XS)
+    place = f"{os.path.basename(__file__)}:{step.__code__.co_firstlineno}"
+    assert str(caught.value).startswith(f"filter_scan: `step` ({place}) must return")
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (lambda carry, x: (SHORT, None), "`<lambda>` (here)"),
+        (functools.partial(step_on, last=1), "`step_on` (here)"),
+        (functools.partial(functools.partial(step_on, last=1)), "`step_on` (here)"),
+        (jtu.Partial(step_on, last=1), "`step_on` (here)"),
+        (eqx.Partial(step_on, last=1), "`step_on` (here)"),
+        (functools.partial(Layer.advance, Layer(F3)), "`Layer.advance` (here)"),
+        (Agent().advance, "`Agent.advance` (here)"),
+        (Agent(), "`Agent.__call__` (here)"),
+        (Layer(F3).advance, "`Layer.advance` (here)"),
+        (Layer(F3), "`Layer.__call__` (here)"),
+        (eqx.Partial(Layer(F3)), "`Layer.__call__` (here)"),
+        (jax.jit(step), "`step` (here)"),
+        (jax.checkpoint(step), "`step` (here)"),
+        (eqx.filter_jit(step), "`step` (here)"),
+        (eqx.filter_checkpoint(step), "`step` (here)"),
+    ],
+)
+def test_any_callable_is_shown_by_the_name_it_was_given(body, shown):
+    said = message(lambda: loopax.filter_scan(body, F3, XS))
+    assert said.partition("\n")[0] == must_return("filter_scan", shown)
+
+
+def test_the_same_is_said_while_jit_is_disabled():
+    expected = scan_to({"n": 0}, {"n": 1})
+    with jax.disable_jit():
+        assert scan_to({"n": 0}, {"n": 1}) == expected
+
+
+def test_the_same_is_said_inside_of_jit():
+    expected = scan_to({"n": 0}, {"n": 1})
+    said = []
+    jax.eval_shape(lambda: said.append(scan_to({"n": 0}, {"n": 1})))
+    assert said == [expected]
+
+
+def test_the_same_is_said_at_the_second_call():
+    def step(carry, x):
+        return "late", None
+
+    first, second = (
+        message(lambda: loopax.filter_scan(step, "early", XS)) for _ in range(2)
+    )
+    assert first == second
+
+
+# -- what a function has to return -------------------------------------------------------
+
+
+def scan_returning(result):
+    def step(carry, x):
+        return result
+
+    return message(lambda: loopax.filter_scan(step, F3, XS), loopax.ArgumentError)
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (None, "None"),
+        (F3, "float32[3]"),
+        (1.0, "1.0 (float)"),
+        ("ab", '"ab"'),
+        (relu, "<function relu>"),
+        ((F3,), "a tuple of length 1"),
+        ((F3, F3, F3), "a tuple of length 3"),
+        ([], "a list of length 0"),
+        ({"carry": F3, "y": F3}, 'a dict with keys "carry", "y"'),
+        (Layer(F3), "a Layer"),
+    ],
+)
+def test_the_body_of_a_scan_must_return_a_pair(result, said):
+    assert scan_returning(result) == (
+        "filter_scan: `step` (here) must return a pair (carry, y), but returned "
+        f"{said}. If there is nothing to collect, return (carry, None)."
+    )
+
+
+def test_a_list_of_two_is_a_pair():
+    carry, ys = loopax.filter_scan(lambda c, x: [c, x], F3, XS)
+    assert carry.tolist() == [0, 0, 0]
+    assert ys.tolist() == [1, 1, 1]
+
+
+def while_asking(answer):
+    def again(carry):
+        return answer
+
+    return message(
+        lambda: loopax.filter_while_loop(again, lambda c: c, F3), loopax.ArgumentError
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (jnp.zeros(3, bool), "bool[3]. Reduce it, with jnp.any or jnp.all."),
+        (np.zeros((2, 2), bool), "bool[2,2]. Reduce it, with jnp.any or jnp.all."),
+        (F3, "float32[3]. Reduce it, with jnp.any or jnp.all."),
+        (jnp.asarray(1), "int32[]. Compare it with something."),
+        (jnp.asarray(1.0), "float32[]. Compare it with something."),
+        (1, "1 (int). Compare it with something."),
+        (0.5, "0.5 (float). Compare it with something."),
+        (None, "None."),
+        ("yes", '"yes".'),
+        (relu, "<function relu>."),
+        ((jnp.asarray(True), F3), "a tuple of length 2."),
+        ([jnp.asarray(True)], "a list of length 1."),
+        ({"go": jnp.asarray(True)}, 'a dict with keys "go".'),
+        pytest.param(
+            jr.key(0),
+            "key<fry>[].",
+            marks=pytest.mark.xfail(strict=True, reason="AttributeError: KeyTy ... kind"),
+        ),
+    ],
+)
+def test_a_predicate_must_return_a_boolean_scalar(answer, said):
+    assert while_asking(answer) == (
+        "filter_while_loop: `again` (here) must return a boolean scalar, but returned "
+        f"{said}"
+    )
+
+
+@pytest.mark.parametrize("answer", [False, np.bool_(False), jnp.asarray(False)])
+def test_any_boolean_scalar_is_a_predicate(answer):
+    assert loopax.filter_while_loop(lambda c: answer, lambda c: c, "a") == "a"
+
+
+# -- the number of steps -----------------------------------------------------------------
+
+
+def scan_over(xs, kind=loopax.LengthError, **options):
+    def step(carry, x):
+        return carry, None
+
+    return message(lambda: loopax.filter_scan(step, F3, xs, **options), kind)
+
+
+def test_arrays_of_other_lengths():
+    xs = {"reward": jnp.ones((4, 2)), "mask": np.ones(3, bool), "name": "a"}
+    assert scan_over(xs) == text(
+        "filter_scan: the arrays in `xs` must be of one length, but:",
+        "",
+        '  xs["mask"]     bool[3]        has length 3 along axis 0',
+        '  xs["reward"]   float32[4,2]   has length 4 along axis 0',
+    )
+
+
+def test_arrays_of_other_lengths_along_other_axes():
+    xs = (jnp.ones((3, 4)), jnp.ones((3, 5)), jnp.ones((3, 3)))
+    assert scan_over(xs, in_axes=(1, -1, None)) == text(
+        "filter_scan: the arrays in `xs` must be of one length, but:",
+        "",
+        "  xs[0]   float32[3,4]   has length 4 along axis 1",
+        "  xs[1]   float32[3,5]   has length 5 along axis -1",
+    )
+
+
+def test_a_length_that_the_arrays_do_not_have():
+    assert scan_over({"a": jnp.ones(3)}, length=4) == text(
+        "filter_scan: `length` is 4, and the arrays in `xs` must agree, but:",
+        "",
+        '  xs["a"]   float32[3]   has length 3 along axis 0',
+    )
+
+
+def test_neither_arrays_nor_a_length():
+    assert scan_over(None) == text(
+        "filter_scan: there are no arrays in `xs` to take the number of steps from. "
+        "Pass it as `length`.",
+    )
+    assert scan_over({"name": "a", "n": 1}) == scan_over(None)
+
+
+def test_a_negative_length():
+    assert scan_over(None, length=-1) == text(
+        "filter_scan: `length` must not be negative, got -1.",
+    )
+    assert scan_over(XS, length=-1) == scan_over(None, length=-1)
+
+
+def test_a_scalar_to_scan_over():
+    xs = {"a": jnp.ones(3), "b": (jnp.asarray(1.0),)}
+    assert scan_over(xs, loopax.ArgumentError) == text(
+        'filter_scan: xs["b"][0] is float32[], which has no axis 0 to go along. To '
+        "pass it whole to every step, give it None in `in_axes`, or let the body "
+        "close over it.",
+    )
+
+
+def test_an_axis_that_is_not_there():
+    said = scan_over((jnp.ones(3),), loopax.ArgumentError, in_axes=1)
+    assert said == text(
+        "filter_scan: xs[0] is float32[3], which has no axis 1 to go along. To pass "
+        "it whole to every step, give it None in `in_axes`, or let the body close "
+        "over it.",
+    )
+
+
+def test_axes_that_are_no_integers():
+    said = scan_over((jnp.ones(3),), loopax.ArgumentError, in_axes=("a",))
+    assert said == text(
+        "filter_scan: `in_axes` must hold integers and None, got 'a'.",
+    )
+
+
+def test_an_output_that_is_not_to_be_stacked():
+    def step(carry, x):
+        return carry, x
+
+    assert message(
+        lambda: loopax.filter_scan(step, F3, XS, out_axes=None), loopax.ArgumentError
+    ) == text(
+        "filter_scan: `out_axes` has None for an array, but what every step returns "
+        "anew has to be stacked along some axis.",
+    )
+
+
+# -- arguments of the wrong type ---------------------------------------------------------
+
+
+def wrong(call):
+    return message(call, loopax.ArgumentError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"f": None}, "`f` must be callable, but is None."),
+        ({"f": F3}, "`f` must be callable, but is float32[3]."),
+        ({"f": {"a": 1}}, '`f` must be callable, but is a dict with keys "a".'),
+        ({"length": "3"}, '`length` must be an integer or None, but is "3".'),
+        (
+            {"length": (3,)},
+            "`length` must be an integer or None, but is a tuple of length 1.",
+        ),
+        (
+            {"reverse": "yes"},
+            '`reverse` must be a boolean or a NumPy boolean, but is "yes".',
+        ),
+        ({"reverse": 1}, "`reverse` must be a boolean or a NumPy boolean, but is 1 (int)."),
+        ({"unroll": "all"}, '`unroll` must be an integer, but is "all".'),
+        ({"trace_numbers": 1}, "`trace_numbers` must be a boolean, but is 1 (int)."),
+        ({"trace_numbers": None}, "`trace_numbers` must be a boolean, but is None."),
+    ],
+)
+def test_scan_refuses_arguments_of_the_wrong_type(arguments, said):
+    good = {"f": step, "init": F3, "xs": XS}
+    assert wrong(lambda: loopax.filter_scan(**{**good, **arguments})) == (
+        f"filter_scan: {said}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"cond_fun": True}, "`cond_fun` must be callable, but is True (bool)."),
+        ({"cond_fun": jnp.asarray(True)}, "`cond_fun` must be callable, but is bool[]."),
+        ({"body_fun": None}, "`body_fun` must be callable, but is None."),
+        ({"body_fun": "body"}, '`body_fun` must be callable, but is "body".'),
+        ({"trace_numbers": "yes"}, '`trace_numbers` must be a boolean, but is "yes".'),
+    ],
+)
+def test_while_refuses_arguments_of_the_wrong_type(arguments, said):
+    good = {"cond_fun": lambda c: True, "body_fun": relu, "init_val": F3}
+    assert wrong(lambda: loopax.filter_while_loop(**{**good, **arguments})) == (
+        f"filter_while_loop: {said}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"lower": "0"}, '`lower` must be an integer, but is "0".'),
+        ({"lower": None}, "`lower` must be an integer, but is None."),
+        ({"upper": [3]}, "`upper` must be an integer, but is a list of length 1."),
+        ({"upper": None}, "`upper` must be an integer, but is None."),
+        ({"body_fun": 3}, "`body_fun` must be callable, but is 3 (int)."),
+        ({"unroll": "all"}, '`unroll` must be an integer or None, but is "all".'),
+        ({"trace_numbers": 0}, "`trace_numbers` must be a boolean, but is 0 (int)."),
+    ],
+)
+def test_fori_refuses_arguments_of_the_wrong_type(arguments, said):
+    good = {"lower": 0, "upper": 3, "body_fun": lambda i, c: c, "init_val": F3}
+    assert wrong(lambda: loopax.filter_fori_loop(**{**good, **arguments})) == (
+        f"filter_fori_loop: {said}"
+    )
+
+
+def test_positional_arguments_are_checked_too():
+    assert wrong(lambda: loopax.filter_scan(3, F3, XS)) == wrong(
+        lambda: loopax.filter_scan(f=3, init=F3, xs=XS)
+    )
+    assert wrong(lambda: loopax.filter_fori_loop(0, "3", step, F3)) == wrong(
+        lambda: loopax.filter_fori_loop(lower=0, upper="3", body_fun=step, init_val=F3)
+    )
+
+
+def test_a_missing_argument_is_named_by_python():
+    with pytest.raises(TypeError, match=r"filter_scan\(\) missing 1 required .* 'init'"):
+        loopax.filter_scan(step)
+
+
+def test_an_unknown_argument_is_named_by_python():
+    with pytest.raises(TypeError, match=r"filter_while_loop\(\) got .* 'max_iter'"):
+        loopax.filter_while_loop(step, step, F3, max_iter=3)
+
+
+# -- in the words of lax -----------------------------------------------------------------
+
+
+def said_by(function, *args, **kwargs):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        function(*args, **kwargs)
+    return caught.value
+
+
+def both(name, *args, **kwargs):
+    ours = getattr(loopax, f"filter_{name}")
+    return (
+        said_by(ours, *args, trace_numbers=True, **kwargs),
+        said_by(getattr(jax.lax, name), *args, **kwargs),
+    )
+
+
+def to_vector(*args):
+    return {"n": F3}
+
+
+def to_list(*args):
+    return [F3]
+
+
+def to_vector_and_y(*args):
+    return {"n": F3}, None
+
+
+@pytest.mark.parametrize("before", [{"n": 0}, {"n": jnp.zeros(2)}])
+def test_with_traced_numbers_arrays_mismatch_in_the_words_of_lax(before):
+    for name, args in [
+        ("scan", (to_vector_and_y, before, XS)),
+        ("while_loop", (lambda c: True, to_vector, before)),
+        ("fori_loop", (0, 3, to_vector, before)),
+        ("scan", (lambda *_: ([F3], None), before, XS)),
+        ("while_loop", (lambda c: True, to_list, before)),
+        ("fori_loop", (0, 3, to_list, before)),
+    ]:
+        ours, theirs = both(name, *args)
+        assert str(ours) == str(theirs)
+        assert type(ours) is loopax.MismatchError
+        assert isinstance(theirs, TypeError)
+        assert len(ours.mismatches) == 1
+
+
+def test_the_words_of_lax_for_a_carry():
+    ours, _ = both("scan", to_vector_and_y, {"n": jnp.zeros(2)}, XS)
+    assert str(ours).startswith(
+        "scan body function carry input and carry output must have equal types, but "
+        "they differ:\n\nThe input carry component args['n'] has type float32[2]"
+    )
+    (mismatch,) = ours.mismatches
+    assert mismatch.path == 'carry["n"]'
+    assert mismatch.kind == "array"
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs"),
+    [
+        ("scan", (lambda c, x: c, F3, XS), {}),
+        ("scan", (step, F3, (jnp.ones(3), jnp.ones(4))), {}),
+        ("scan", (step, F3, 1.0), {}),
+        ("scan", (step, F3, XS), {"length": 4}),
+        ("scan", (step, F3, None), {}),
+        ("while_loop", (lambda c: F3, relu, F3), {}),
+        ("while_loop", (lambda c: 1, relu, F3), {}),
+        ("while_loop", (lambda c: (True, True), relu, F3), {}),
+        ("scan", (3, F3, XS), {}),
+        ("while_loop", (3, relu, F3), {}),
+        ("fori_loop", (0, 3, None, F3), {}),
+    ],
+)
+def test_with_traced_numbers_all_else_is_refused_in_the_words_of_lax(name, args, kwargs):
+    ours, theirs = both(name, *args, **kwargs)
+    assert str(ours) == str(theirs)
+    assert type(ours) is type(theirs)
+
+
+@pytest.mark.xfail(strict=True, reason="lax fails with an IndexError there")
+def test_with_traced_numbers_the_words_are_ours_when_lax_has_none():
+    options = {"kind": loopax.ArgumentError, "trace_numbers": True}
+    assert scan_over(jnp.asarray(1.0), **options).startswith("filter_scan: xs is float32[]")
+
+
+def test_with_traced_numbers_the_words_are_ours_when_lax_could_not_take_the_arguments():
+    before, after = {"n": F3, "phase": "early"}, {"n": jnp.zeros(2), "phase": "late"}
+    assert scan_to(before, after, trace_numbers=True) == scan_to(before, after)
+
+
+def test_with_traced_numbers_the_words_are_ours_when_lax_has_no_such_parameter():
+    def step(carry, x):
+        return jnp.zeros(2), None
+
+    assert message(
+        lambda: loopax.filter_scan(step, F3, XS, in_axes=0, trace_numbers=True)
+    ) == text(
+        must_return("filter_scan"),
+        "",
+        "  carry   was float32[3]   came back as float32[2]",
+        "",
+        "  * carry: an array keeps its shape for the whole loop. Start from one of "
+        "shape (2,), or write into one that is large enough.",
+    )
+
+
+# -- the exceptions themselves -----------------------------------------------------------
+
+
+def caught(call):
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def mismatch_error():
+    return caught(lambda: loopax.filter_scan(step, "early", XS))
+
+
+def argument_error():
+    return caught(lambda: loopax.filter_scan(3, "early", XS))
+
+
+def length_error():
+    return caught(lambda: loopax.filter_scan(step, "early"))
+
+
+def test_mismatches_and_wrong_arguments_are_type_errors():
+    assert isinstance(mismatch_error(), TypeError)
+    assert isinstance(argument_error(), TypeError)
+
+
+def test_a_wrong_number_of_steps_is_a_value_error():
+    assert isinstance(length_error(), ValueError)
+
+
+def test_a_mismatch_error_holds_the_mismatches_in_the_order_of_the_text():
+    def step(carry, x):
+        return {"a": 1, "b": F3, "c": "late"}, None
+
+    before = {"a": 0, "b": jnp.zeros(2), "c": "early"}
+    error = caught(lambda: loopax.filter_scan(step, before, XS))
+    assert isinstance(error.mismatches, tuple)
+    assert [(m.path, m.kind, m.before, m.after) for m in error.mismatches] == [
+        ('carry["a"]', "value", 0, 1),
+        ('carry["b"]', "array", jax.typeof(jnp.zeros(2)), jax.typeof(F3)),
+        ('carry["c"]', "value", "early", "late"),
+    ]
+    places = [str(error).index(m.path) for m in error.mismatches]
+    assert places == sorted(places)
+
+
+def test_a_mismatch_error_survives_pickling():
+    error = mismatch_error()
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is loopax.MismatchError
+    assert str(again) == str(error)
+    assert again.mismatches == error.mismatches
+
+
+@pytest.mark.parametrize("make", [argument_error, length_error])
+def test_the_other_errors_survive_pickling(make):
+    error = make()
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+
+
+@pytest.mark.parametrize("make", [mismatch_error, argument_error, length_error])
+def test_errors_are_named_as_users_find_them(make):
+    kind = type(make())
+    assert getattr(loopax, kind.__name__) is kind
+    assert f"{kind.__module__}.{kind.__qualname__}" == f"loopax.{kind.__name__}"
+
+
+# -- tracebacks --------------------------------------------------------------------------
+
+PACKAGE = os.path.dirname(os.path.abspath(loopax.__file__))
+
+
+def frames(error):
+    """The files in the traceback of `error`, and in those of what led to it."""
+    files = []
+    while error is not None:
+        files += [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        error = error.__cause__ or (
+            None if error.__suppress_context__ else error.__context__
+        )
+    return files
+
+
+def of_package(files):
+    return [file for file in files if os.path.dirname(os.path.abspath(file)) == PACKAGE]
+
+
+class Broken(Exception):
+    pass
+
+
+def broken(*args):
+    raise Broken("by the user")
+
+
+FAILING = {
+    "scan, mismatch": mismatch_error,
+    "while, mismatch": lambda: caught(
+        lambda: loopax.filter_while_loop(lambda c: True, lambda c: "late", "early")
+    ),
+    "fori, mismatch": lambda: caught(
+        lambda: loopax.filter_fori_loop(0, 3, lambda i, c: "late", "early")
+    ),
+    "mismatch of arrays": lambda: caught(
+        lambda: loopax.filter_scan(to_vector_and_y, {"n": 0}, XS, trace_numbers=True)
+    ),
+    "mismatch, while jit is disabled": lambda: caught(
+        jax.disable_jit()(lambda: loopax.filter_scan(step, "early", XS))
+    ),
+    "mismatch, inside of jit": lambda: caught(
+        lambda: jax.jit(lambda xs: loopax.filter_scan(step, "early", xs)[1])(XS)
+    ),
+    "wrong argument": argument_error,
+    "no length": length_error,
+    "not a pair": lambda: caught(lambda: loopax.filter_scan(relu, F3, XS)),
+    "no predicate": lambda: caught(lambda: loopax.filter_while_loop(lambda c: 1, relu, F3)),
+    "scan, broken body": lambda: caught(lambda: loopax.filter_scan(broken, "a", XS)),
+    "while, broken body": lambda: caught(
+        lambda: loopax.filter_while_loop(lambda c: True, broken, "a")
+    ),
+    "while, broken predicate": lambda: caught(
+        lambda: loopax.filter_while_loop(broken, lambda c: c, "a")
+    ),
+    "fori, broken body": lambda: caught(lambda: loopax.filter_fori_loop(0, 3, broken, "a")),
+    "broken body, inside of jit": lambda: caught(
+        lambda: jax.jit(lambda xs: loopax.filter_scan(broken, "a", xs)[1])(XS)
+    ),
+    "broken body, in a loop in a loop": lambda: caught(
+        lambda: loopax.filter_scan(
+            lambda c, x: (loopax.filter_fori_loop(0, 3, broken, c), x), "a", XS
+        )
+    ),
+    "lax refuses": lambda: caught(
+        lambda: loopax.filter_scan(lambda c, x: (c, x), F3, XS, unroll=-1)
+    ),
+}
+
+
+@pytest.mark.parametrize("make", FAILING.values(), ids=FAILING.keys())
+def test_tracebacks_have_no_frame_of_the_package(make):
+    assert jax.config.jax_traceback_filtering != "off"
+    error = make()
+    assert of_package(frames(error)) == []
+    assert __file__ in frames(error)
+
+
+@pytest.mark.parametrize("make", FAILING.values(), ids=FAILING.keys())
+def test_tracebacks_are_whole_when_filtering_is_off(make):
+    jax.config.update("jax_traceback_filtering", "off")
+    try:
+        error = make()
+    finally:
+        jax.config.update("jax_traceback_filtering", "auto")
+    assert of_package(frames(error)) != []
+
+
+def test_the_last_frame_of_an_exception_of_the_body_is_that_of_the_body():
+    error = FAILING["scan, broken body"]()
+    assert type(error) is Broken
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    assert (last.filename, last.name) == (__file__, "broken")
+
+
+def test_the_last_frame_of_a_mismatch_is_that_of_the_call():
+    last = traceback.extract_tb(mismatch_error().__traceback__)[-1]
+    assert last.filename == __file__
+    assert "loopax.filter_scan(step" in last.line

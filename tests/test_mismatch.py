@@ -1,0 +1,688 @@
+"""Differences between two trees: each is found, at its path, and nothing else is."""
+
+import collections
+import dataclasses
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import loopax
+from loopax import Mismatch
+from loopax._mismatch import Comparison, key_text, quoted
+from loopax._split import split
+
+
+class Pair(collections.namedtuple("Pair", ["first", "second"])):
+    __slots__ = ()
+
+
+class Layer(eqx.Module):
+    weight: Any
+    inner: Any = None
+    rate: Any = eqx.field(static=True, default=0.1)
+    name: Any = eqx.field(static=True, default="layer")
+
+
+class OtherLayer(eqx.Module):
+    weight: Any
+    inner: Any = None
+    rate: Any = eqx.field(static=True, default=0.1)
+    name: Any = eqx.field(static=True, default="layer")
+
+
+@functools.partial(jtu.register_dataclass, data_fields=["position"], meta_fields=["title"])
+@dataclasses.dataclass
+class Env:
+    position: Any
+    title: Any
+
+
+class Node:
+    """A node with metadata, whose children have no names."""
+
+    def __init__(self, children, metadata=None):
+        self.children = children
+        self.metadata = metadata
+
+
+jtu.register_pytree_node(
+    Node,
+    lambda node: (node.children, node.metadata),
+    lambda metadata, children: Node(tuple(children), metadata),
+)
+
+
+def double(x):
+    return 2 * x
+
+
+def halve(x):
+    return x / 2
+
+
+def scaled_by(factor):
+    return lambda x: factor * x
+
+
+def differences(before, after, trace_numbers=False, **rules):
+    arrays, static = split(before, trace_numbers)
+    rules = Comparison(trace_numbers, **rules)
+    arrays, mismatches = rules.compare(static, arrays, after, "carry")
+    assert not (arrays and mismatches)
+    return mismatches
+
+
+def the_only(before, after, trace_numbers=False, **rules):
+    (mismatch,) = differences(before, after, trace_numbers, **rules)
+    return mismatch
+
+
+F3 = jnp.zeros(3)
+F3_TYPE = jax.typeof(F3)
+
+
+# -- what is not a difference ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (F3, jnp.ones(3)),
+        (F3, np.ones(3, np.float32)),
+        (jnp.zeros(()), 1.0),
+        (jnp.zeros(()), np.float32(1)),
+        (jnp.zeros((), int), 1),
+        (np.zeros(3), jnp.zeros(3)),
+        (jr.key(0), jr.key(1)),
+        ("relu", "relu"),
+        (float("nan"), float("nan")),
+        (double, double),
+        (scaled_by(2), scaled_by(2)),
+        (None, None),
+        ({"a": 1, "b": F3}, {"b": F3, "a": 1}),
+        ((), ()),
+        (Layer(F3, rate=float("nan")), Layer(F3, rate=float("nan"))),
+        (Layer(F3, rate=scaled_by(2)), Layer(F3, rate=scaled_by(2))),
+        (Node((F3,), np.array([1, 2])), Node((F3,), np.array([1, 2]))),
+    ],
+)
+def test_trees_that_differ_in_array_values_only_have_no_mismatch(before, after):
+    assert differences(before, after) == []
+
+
+def test_the_arrays_of_the_new_tree_are_returned_in_order():
+    arrays, static = split({"a": F3, "b": ("relu", F3)}, False)
+    after = {"a": jnp.ones(3), "b": ("relu", jnp.ones(3))}
+    arrays, mismatches = Comparison(False).compare(static, arrays, after, "carry")
+    assert mismatches == []
+    assert arrays[0] is after["a"]
+    assert arrays[1] is after["b"][1]
+
+
+@pytest.mark.parametrize("after", [1, 2.5, True, 1j])
+def test_numbers_may_change_when_they_are_traced(after):
+    before, after = {"a": 0}, {"a": after}
+    assert differences(before, after, trace_numbers=True, weak_fits=True) == []
+
+
+# -- the facts of each kind --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (0, 1),
+        (1, True),
+        (1, 1.0),
+        (True, False),
+        ("relu", "tanh"),
+        ("relu", None),
+        (None, "relu"),
+        (double, halve),
+        (1, "relu"),
+    ],
+)
+def test_another_static_value_is_given_with_the_value_before(before, after):
+    mismatch = the_only({"a": before}, {"a": after})
+    assert mismatch == Mismatch('carry["a"]', "value", before, after)
+    assert type(mismatch.before) is type(before)
+    assert type(mismatch.after) is type(after)
+
+
+@pytest.mark.parametrize("before", [0, True, "relu", None, double])
+def test_an_array_in_place_of_something_static_is_given_as_its_type(before):
+    mismatch = the_only([before], [F3])
+    assert mismatch == Mismatch("carry[0]", "value", before, F3_TYPE)
+
+
+@pytest.mark.parametrize("after", ["relu", None, double])
+def test_something_static_in_place_of_an_array_is_given_as_it_is(after):
+    mismatch = the_only([F3], [after])
+    assert mismatch == Mismatch("carry[0]", "static", F3_TYPE, after)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (F3, jnp.zeros(4)),
+        (F3, jnp.zeros((3, 1))),
+        (F3, jnp.zeros(3, "int32")),
+        (F3, jnp.zeros(3, "bfloat16")),
+        (F3, np.zeros(3, bool)),
+        (F3, jr.split(jr.key(0), 3)),
+        (jr.key(0), jr.PRNGKey(0)),
+        (jr.key(0), jr.key(0, impl="rbg")),
+        (jnp.zeros((), bool), jnp.zeros((), "int32")),
+    ],
+)
+def test_an_array_of_another_type_is_given_as_both_types(before, after):
+    mismatch = the_only(Layer(before), Layer(after))
+    assert mismatch == Mismatch(
+        "carry.weight", "array", jax.typeof(before), jax.typeof(after)
+    )
+
+
+def test_a_number_in_place_of_an_array_is_an_array():
+    mismatch = the_only([F3], [1.5])
+    assert mismatch == Mismatch("carry[0]", "array", F3_TYPE, jax.typeof(1.5))
+
+
+WEAK = jnp.asarray(0)
+
+
+def test_a_weakly_typed_array_fits_other_dtypes_only_on_request():
+    assert jax.typeof(WEAK).weak_type
+    before, after = [WEAK], [jnp.zeros((), "float32")]
+    assert differences(before, after, weak_fits=True) == []
+    assert the_only(before, after) == Mismatch(
+        "carry[0]", "array", jax.typeof(WEAK), jax.typeof(after[0])
+    )
+
+
+def test_an_array_that_is_not_weakly_typed_never_fits_another_dtype():
+    before, after = [jnp.zeros((), "int32")], [jnp.zeros((), "float32")]
+    assert the_only(before, after, weak_fits=True).kind == "array"
+
+
+def test_a_number_fits_an_array_only_on_request():
+    before, after = [0], [jnp.zeros((), "int32")]
+    assert the_only(before, after).kind == "value"
+    assert differences(before, after, numbers_join=True) == []
+
+
+def test_a_number_that_joins_arrays_still_has_to_be_of_their_type():
+    mismatch = the_only([0], [F3], numbers_join=True)
+    assert mismatch == Mismatch("carry[0]", "array", jax.typeof(0), F3_TYPE)
+
+
+def test_of_two_numbers_neither_joins_the_other():
+    assert the_only([0], [1], numbers_join=True) == Mismatch("carry[0]", "value", 0, 1)
+
+
+@pytest.mark.parametrize("loop", range(4))
+def test_a_weakly_typed_carry_may_change_its_dtype(loop):
+    after = jnp.zeros((), "float32")
+    assert found_by(LOOPS[loop], {"a": WEAK}, lambda c: {"a": after}) == set()
+
+
+@pytest.mark.parametrize("loop", range(4))
+def test_a_weakly_typed_carry_may_not_change_its_shape(loop):
+    found = found_by(LOOPS[loop], {"a": WEAK, "s": "relu"}, lambda c: {**c, "a": F3})
+    assert found == {('carry["a"]', "array")}
+
+
+@pytest.mark.xfail(strict=True, reason="weakly typed arrays are left to lax")
+@pytest.mark.parametrize("after", [F3, jr.key(0)], ids=["a vector", "a key"])
+def test_weakly_typed_arrays_are_named_together_with_the_others(after):
+    before, after = {"weak": WEAK, "n": 0}, {"weak": after, "n": 1}
+    assert found_by(scan, before, lambda _: after) == {
+        ('carry["weak"]', "array"),
+        ('carry["n"]', "value"),
+    }
+
+
+@pytest.mark.xfail(strict=True, reason="raises ValueError: not a valid dtype ...")
+def test_a_weakly_typed_array_may_not_become_a_key():
+    before, after = {"a": WEAK, "s": "relu"}, {"a": jr.key(0), "s": "relu"}
+    assert found_by(scan, before, lambda _: after) == {('carry["a"]', "array")}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(0.1, 0.2), (True, 1), (1, 1.0), ("a", None), (double, halve)]
+)
+def test_another_static_field_is_named_as_a_field(before, after):
+    mismatch = the_only([Layer(F3, rate=before)], [Layer(F3, rate=after)])
+    assert mismatch == Mismatch("carry[0].rate", "field", before, after)
+    assert type(mismatch.after) is type(after)
+
+
+def test_several_static_fields_are_named_each():
+    before, after = Layer(F3, rate=1, name="a"), Layer(F3, rate=2, name="b")
+    assert differences(before, after) == [
+        Mismatch("carry.rate", "field", 1, 2),
+        Mismatch("carry.name", "field", "a", "b"),
+    ]
+
+
+def test_the_static_field_of_a_registered_dataclass_is_a_field_too():
+    assert the_only(Env(F3, "a"), Env(F3, "b")) == Mismatch(
+        "carry.title", "field", "a", "b"
+    )
+
+
+def test_the_metadata_of_any_other_node_are_given_whole():
+    mismatch = the_only({"a": Node((F3,), ("m", 1))}, {"a": Node((F3,), ("m", True))})
+    assert mismatch == Mismatch('carry["a"]', "metadata", ("m", 1), ("m", True))
+    assert mismatch.after[1] is True
+
+
+def structure(tree):
+    return jtu.tree_structure(tree)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([F3], (F3,)),
+        ((F3,), [F3]),
+        (Pair(F3, 1), (F3, 1)),
+        ({"a": F3}, [F3]),
+        (Layer(F3), OtherLayer(F3)),
+        (Layer(F3), {"weight": F3}),
+    ],
+)
+def test_another_kind_of_container_is_given_as_both_structures(before, after):
+    assert the_only([before], [after]) == Mismatch(
+        "carry[0]", "type", structure(before), structure(after)
+    )
+
+
+@pytest.mark.parametrize(
+    ("leaf", "fact"), [(F3, F3_TYPE), ("relu", "relu"), (1, 1), (None, None)]
+)
+def test_a_container_in_place_of_a_leaf_and_the_other_way_round(leaf, fact):
+    tree = [F3, "relu"]
+    assert the_only({"a": leaf}, {"a": tree}) == Mismatch(
+        'carry["a"]', "type", fact, structure(tree)
+    )
+    assert the_only({"a": tree}, {"a": leaf}) == Mismatch(
+        'carry["a"]', "type", structure(tree), fact
+    )
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_another_length_is_given_as_both_lengths(kind):
+    before, after = kind([F3, 1]), kind([F3, 1, 2])
+    assert the_only({"a": before}, {"a": after}) == Mismatch('carry["a"]', "length", 2, 3)
+    assert the_only({"a": after}, {"a": before}) == Mismatch('carry["a"]', "length", 3, 2)
+
+
+def test_a_new_key_and_a_missing_key_are_given_as_keys():
+    less, more = {"a": F3}, {"a": F3, "b": {"c": F3}}
+    assert the_only([less], [more]) == Mismatch("carry[0]", "new", None, jtu.DictKey("b"))
+    assert the_only([more], [less]) == Mismatch(
+        "carry[0]", "missing", jtu.DictKey("b"), None
+    )
+
+
+def test_a_key_that_was_renamed_is_missing_and_new():
+    assert differences({"a": F3}, {"b": F3}) == [
+        Mismatch("carry", "missing", jtu.DictKey("a"), None),
+        Mismatch("carry", "new", None, jtu.DictKey("b")),
+    ]
+
+
+def test_keys_are_told_apart_by_type():
+    assert differences({1: F3}, {True: F3}) == [
+        Mismatch("carry", "missing", jtu.DictKey(1), None),
+        Mismatch("carry", "new", None, jtu.DictKey(True)),
+    ]
+
+
+@pytest.mark.xfail(strict=True, reason="the order is that of a set")
+def test_new_and_missing_keys_come_in_the_order_of_the_tree():
+    names = [f"key{n}" for n in range(10)]
+    tree = dict.fromkeys(names, 1)
+    found = differences(tree, {}), differences({}, tree)
+    assert [m.before.key for m in found[0]] == names
+    assert [m.after.key for m in found[1]] == names
+
+
+@pytest.mark.xfail(strict=True, reason="nothing is found, and the arrays are lost")
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            collections.OrderedDict(a=F3, b=F3),
+            collections.OrderedDict(b=F3, a=F3),
+        ),
+        (
+            collections.defaultdict(list, a=F3),
+            collections.defaultdict(tuple, a=F3),
+        ),
+    ],
+    ids=["the order of an OrderedDict", "the factory of a defaultdict"],
+)
+def test_the_metadata_of_other_kinds_of_dicts_count(before, after):
+    assert the_only({"d": before}, {"d": after}).path == 'carry["d"]'
+
+
+def test_below_another_key_or_length_the_rest_is_still_compared():
+    before = {"a": 1, "gone": 1, "list": [1, 2], "z": F3}
+    after = {"a": 2, "more": 1, "list": [1], "z": jnp.zeros(4)}
+    assert {(m.path, m.kind) for m in differences(before, after)} == {
+        ("carry", "missing"),
+        ("carry", "new"),
+        ('carry["a"]', "value"),
+        ('carry["list"]', "length"),
+        ('carry["z"]', "array"),
+    }
+
+
+def test_paths_read_as_one_writes_them():
+    before = {"net": [Layer(F3, inner=Pair(1, Node((1, 2)))), {3: 0, 4: 0}], "x y": 0}
+    after = {"net": [Layer(F3, inner=Pair(0, Node((1, 0)))), {3: 1, 4: 0}], "x y": 1}
+    assert [m.path for m in differences(before, after)] == [
+        'carry["net"][0].inner.first',
+        'carry["net"][0].inner.second[<child 1>]',
+        'carry["net"][1][3]',
+        'carry["x y"]',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("a", '"a"'), ('say "a"', "'say \"a\"'"), ("it's", '"it\'s"'), ("\n", '"\\n"')],
+)
+def test_strings_are_quoted_as_python_takes_them(value, text):
+    assert quoted(value) == text
+    assert eval(text) == value
+    assert key_text(jtu.DictKey(value)) == f"[{text}]"
+
+
+def test_a_mismatch_is_a_value():
+    first, second = Mismatch("carry", "value", 1, 2), Mismatch("carry", "value", 1, 2)
+    assert first == second
+    assert hash(first) == hash(second)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        first.path = "init"
+
+
+# -- state that cannot be flattened twice ------------------------------------------------
+
+
+class Counter(eqx.Module):
+    index: eqx.nn.StateIndex
+
+    def __init__(self):
+        self.index = eqx.nn.StateIndex(jnp.zeros(()))
+
+    def __call__(self, state):
+        return state.set(self.index, state.get(self.index) + 1)
+
+
+def test_a_state_that_was_set_is_carried():
+    counter, state = eqx.nn.make_with_state(Counter)()
+    state, _ = loopax.filter_scan(lambda s, _: (counter(s), None), state, length=3)
+    assert state.get(counter.index) == 3
+    state = loopax.filter_fori_loop(0, 2, lambda _, s: counter(s), state)
+    assert state.get(counter.index) == 5
+    state = loopax.filter_while_loop(lambda s: s.get(counter.index) < 9, counter, state)
+    assert state.get(counter.index) == 9
+
+
+def test_what_else_changed_is_named_when_a_state_was_set():
+    counter, state = eqx.nn.make_with_state(Counter)()
+    carry = {"state": state, "phase": "early", "n": 0}
+
+    def advance(carry):
+        return {"state": counter(carry["state"]), "phase": "late", "n": carry["n"] + 1}
+
+    for loop in LOOPS:
+        assert found_by(loop, carry, advance) == {
+            ('carry["phase"]', "value"),
+            ('carry["n"]', "value"),
+        }
+
+
+def test_a_state_that_is_left_out_is_named():
+    counter, state = eqx.nn.make_with_state(Counter)()
+
+    def advance(carry):
+        return {"n": counter(carry["state"]).get(counter.index)}
+
+    for loop in LOOPS:
+        assert found_by(loop, {"state": state, "n": F3}, advance) == {
+            ("carry", "missing"),
+            ('carry["n"]', "array"),
+        }
+
+
+# -- random trees, changed at random, through the loops ----------------------------------
+
+
+def scan(advance, carry, **options):
+    return loopax.filter_scan(lambda c, _: (advance(c), None), carry, length=2, **options)
+
+
+def while_loop(advance, carry, **options):
+    return loopax.filter_while_loop(lambda _: jnp.asarray(False), advance, carry, **options)
+
+
+def fori_loop(advance, carry, **options):
+    return loopax.filter_fori_loop(0, 2, lambda _, c: advance(c), carry, **options)
+
+
+def fori_loop_of_unknown_length(advance, carry, **options):
+    # Under a trace the sum is not known, and so JAX takes a while loop for it.
+    steps = jnp.asarray(1) + 1
+    return loopax.filter_fori_loop(0, steps, lambda _, c: advance(c), carry, **options)
+
+
+LOOPS = [scan, while_loop, fori_loop, fori_loop_of_unknown_length]
+
+
+def found_by(loop, carry, advance, **options):
+    """What the loop says of it, as paths and kinds. It is traced, and not run."""
+
+    def run():
+        loop(advance, carry, **options)
+
+    try:
+        jax.eval_shape(run)
+    except loopax.MismatchError as error:
+        found = [(m.path, m.kind) for m in error.mismatches]
+        assert len(set(found)) == len(found)
+        return set(found)
+    return set()
+
+
+ARRAYS = [
+    jnp.zeros((), "float32"),
+    jnp.zeros(3, "float32"),
+    jnp.zeros((2, 3), "int32"),
+    jnp.zeros(2, "bfloat16"),
+    jnp.zeros((), "complex64"),
+    jnp.zeros((), bool),
+    jnp.zeros((0,), "uint8"),
+    np.zeros(3, "float32"),
+    np.zeros(2, "int32"),
+    np.float32(0),
+    jr.key(0),
+]
+NUMBERS = [0, 1, 2.5, True, False, float("nan"), 1j]
+OTHERS = ["relu", "", double, jnp.tanh, None, bytes, (1).__add__, scaled_by(1)]
+
+KEYS = ["a", "b", "c d", "0"]
+
+
+def trees_of(leaves):
+    def nodes(inner):
+        return st.one_of(
+            st.lists(inner, max_size=3),
+            st.lists(inner, max_size=3).map(tuple),
+            st.dictionaries(st.sampled_from(KEYS), inner, max_size=3),
+            st.dictionaries(st.sampled_from([0, 1, 2]), inner, max_size=2),
+            st.builds(Pair, inner, inner),
+            st.builds(Layer, inner, inner, st.sampled_from([0, 0.1, "relu", double])),
+            st.builds(OtherLayer, inner),
+        )
+
+    return st.recursive(st.sampled_from(leaves), nodes, max_leaves=10)
+
+
+def is_array(leaf):
+    return eqx.is_array(leaf) or isinstance(leaf, np.generic)
+
+
+def leaf_changes(leaf):
+    """Other leaves, and subtrees, that may stand there; each with the kind of mismatch."""
+    yield [leaf], "type"
+    yield {"a": leaf, "b": 1}, "type"
+    yield Layer(leaf), "type"
+    if not is_array(leaf):
+        yield jnp.zeros(3), "value"
+        yield from (
+            (other, "value")
+            for other in ["tanh", 7, -1.5, halve, None, scaled_by(2)]
+            if other is not leaf
+        )
+        if isinstance(leaf, bool):
+            yield not leaf, "value"
+            yield int(leaf), "value"
+        return
+    yield from ((other, "static") for other in ["relu", double, None, Layer])
+    yield jnp.zeros((*leaf.shape, 1), "float32"), "array"
+    yield jnp.zeros((4, *leaf.shape), "float32"), "array"
+    yield jnp.zeros(leaf.shape, "int8"), "array"
+    yield jr.split(jr.key(0), (5, *leaf.shape)), "array"
+
+
+def children_of(tree):
+    """The children of a node by the text of their place, and how to replace some."""
+    if isinstance(tree, Pair):
+        fields = {".first": "first", ".second": "second"}
+        parts = {text: getattr(tree, name) for text, name in fields.items()}
+        return parts, lambda new: Pair(*new.values())
+    if isinstance(tree, (list, tuple)):
+        parts = {f"[{n}]": child for n, child in enumerate(tree)}
+        return parts, lambda new: type(tree)(new.values())
+    if isinstance(tree, dict):
+        texts = {f'["{k}"]' if isinstance(k, str) else f"[{k}]": k for k in tree}
+        parts = {text: tree[key] for text, key in texts.items()}
+        return parts, lambda new: {texts[text]: child for text, child in new.items()}
+    if isinstance(tree, (Layer, OtherLayer)):
+        parts = {".weight": tree.weight, ".inner": tree.inner}
+        return parts, lambda new: type(tree)(*new.values(), tree.rate, tree.name)
+    return None
+
+
+def own_changes(tree):
+    """Changes to a node that leave its children as they are."""
+    yield "relu", "", "type"
+    yield None, "", "type"
+    yield jnp.zeros(3), "", "type"
+    if isinstance(tree, Pair):
+        yield tuple(tree), "", "type"
+        return
+    if isinstance(tree, (list, tuple)):
+        kind, other = (list, tuple) if isinstance(tree, list) else (tuple, list)
+        yield other(tree), "", "type"
+        yield kind([*tree, 1]), "", "length"
+        yield kind([*tree, jnp.zeros(3)]), "", "length"
+        if tree:
+            yield kind(tree[:-1]), "", "length"
+    if isinstance(tree, dict):
+        new = "new" if not tree or isinstance(next(iter(tree)), str) else 9
+        yield {**tree, new: 1}, "", "new"
+        yield {new: jnp.zeros(3), **tree}, "", "new"
+        for key in tree:
+            yield {k: v for k, v in tree.items() if k != key}, "", "missing"
+    if isinstance(tree, (Layer, OtherLayer)):
+        other = OtherLayer if isinstance(tree, Layer) else Layer
+        yield other(tree.weight, tree.inner, tree.rate, tree.name), "", "type"
+        yield type(tree)(tree.weight, tree.inner, 0.9, tree.name), ".rate", "field"
+        yield type(tree)(tree.weight, tree.inner, tree.rate, "n"), ".name", "field"
+
+
+def pick(draw, options):
+    return draw(st.sampled_from([lambda o=o: o for o in options]))()
+
+
+def changed(draw, tree, several, path="carry"):
+    """`tree` with one change, or with several, and what is to be found there."""
+    node = children_of(tree)
+    if node is None:
+        after, kind = pick(draw, leaf_changes(tree))
+        return after, {(path, kind)}
+    children, rebuild = node
+    if not children or pick(draw, [True, False, False]):
+        after, suffix, kind = pick(draw, own_changes(tree))
+        return after, {(path + suffix, kind)}
+    count = pick(draw, range(1, len(children) + 1)) if several else 1
+    places = draw(st.permutations(list(children)))[:count]
+    expected = set()
+    for place in places:
+        children[place], found = changed(draw, children[place], several, path + place)
+        expected |= found
+    return rebuild(children), expected
+
+
+loops = st.sampled_from(LOOPS)
+
+
+@given(st.data(), loops, trees_of([*ARRAYS, *NUMBERS, *OTHERS]))
+@settings(deadline=None, max_examples=600)
+def test_one_change_anywhere_is_found_and_nothing_else(data, loop, carry):
+    after, expected = changed(data.draw, carry, several=False)
+    assert found_by(loop, carry, lambda _: after) == expected
+
+
+@given(st.data(), loops, trees_of([*ARRAYS, *NUMBERS, *OTHERS]))
+@settings(deadline=None, max_examples=300)
+def test_all_changes_are_found_at_once(data, loop, carry):
+    after, expected = changed(data.draw, carry, several=True)
+    assert found_by(loop, carry, lambda _: after) == expected
+
+
+@given(st.data(), loops, trees_of([*ARRAYS, *OTHERS]))
+@settings(deadline=None, max_examples=200)
+def test_changes_are_found_with_traced_numbers_too(data, loop, carry):
+    after, expected = changed(data.draw, carry, several=True)
+    assert found_by(loop, carry, lambda _: after, trace_numbers=True) == expected
+
+
+@given(st.data(), loops, trees_of(ARRAYS))
+@settings(deadline=None, max_examples=200)
+def test_changes_to_arrays_of_the_carry_itself_are_found(data, loop, carry):
+    def advance(carry):
+        after, wanted = changed(data.draw, carry, several=True)
+        expected.append(wanted)
+        return after
+
+    expected: list[Any] = []
+    found = found_by(loop, carry, advance)
+    assert found == expected[-1]
+
+
+@given(loops, trees_of([*ARRAYS, *NUMBERS, *OTHERS]), st.booleans())
+@settings(deadline=None, max_examples=300)
+def test_without_a_change_nothing_is_found(loop, carry, trace_numbers):
+    def again(carry):
+        def one(leaf):
+            if isinstance(leaf, float):
+                return float(repr(leaf))
+            return leaf
+
+        return jtu.tree_map(one, carry)
+
+    options = {"trace_numbers": trace_numbers}
+    assert found_by(loop, carry, again, **options) == set()

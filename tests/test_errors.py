@@ -275,7 +275,7 @@ def test_a_string():
         '  carry["phase"]   was "early"   came back as "late"',
         "",
         STATIC,
-        '  * carry["phase"]: keep what changes in an array, or take it out of the carry.',
+        '  * carry["phase"]: keep what changes in an array, or leave it out.',
     )
 
 
@@ -286,7 +286,7 @@ def test_a_string_that_becomes_an_array():
         '  carry["phase"]   was "early"   came back as float32[3]',
         "",
         STATIC,
-        '  * carry["phase"]: return what the carry held, or start from an array.',
+        '  * carry["phase"]: return what was there before, or start from an array.',
     )
 
 
@@ -297,7 +297,7 @@ def test_a_string_that_becomes_none():
         '  carry["phase"]   was "early"   came back as None',
         "",
         STATIC,
-        '  * carry["phase"]: keep what changes in an array, or take it out of the carry.',
+        '  * carry["phase"]: keep what changes in an array, or leave it out.',
     )
 
 
@@ -472,7 +472,7 @@ def test_a_function_that_becomes_an_array():
         '  carry["f"]   was <function relu>   came back as float32[3]',
         "",
         STATIC,
-        '  * carry["f"]: return what the carry held, or start from an array.',
+        '  * carry["f"]: return what was there before, or start from an array.',
     )
 
 
@@ -495,7 +495,7 @@ def test_a_member_of_an_enumeration():
         "  carry[\"mode\"]   was <Mode.TRAIN: 'train'>   came back as <Mode.TEST: 'test'>",
         "",
         STATIC,
-        '  * carry["mode"]: keep what changes in an array, or take it out of the carry.',
+        '  * carry["mode"]: keep what changes in an array, or leave it out.',
     )
 
 
@@ -506,7 +506,7 @@ def test_objects_that_read_the_same():
         '  carry["a"]   was <Thing>   came back as another <Thing>, not equal to it',
         "",
         STATIC,
-        '  * carry["a"]: keep what changes in an array, or take it out of the carry.',
+        '  * carry["a"]: keep what changes in an array, or leave it out.',
     )
 
 
@@ -517,7 +517,7 @@ def test_objects_of_other_types_that_read_the_same():
         '  carry["a"]   was <Thing> (Thing)   came back as <Thing> (OtherThing)',
         "",
         STATIC,
-        '  * carry["a"]: keep what changes in an array, or take it out of the carry.',
+        '  * carry["a"]: keep what changes in an array, or leave it out.',
     )
 
 
@@ -543,7 +543,7 @@ def test_objects_with_a_long_text():
         "b b b b b b b b b b b b b b b b b b b b b b b b b b b b b...",
         "",
         STATIC,
-        '  * carry["a"]: keep what changes in an array, or take it out of the carry.',
+        '  * carry["a"]: keep what changes in an array, or leave it out.',
     )
 
 
@@ -750,8 +750,7 @@ def test_a_static_field():
         "  carry[0].use_bias   was True (bool)   came back as False (bool)",
         "",
         STATIC,
-        "  * carry[0].use_bias: keep what changes in an array, or take it out of the "
-        "carry.",
+        "  * carry[0].use_bias: keep what changes in an array, or leave it out.",
     )
 
 
@@ -763,8 +762,7 @@ def test_a_static_field_that_holds_a_function():
         '  carry["net"].use_bias   was <function relu>   came back as <function tanh>',
         "",
         STATIC,
-        '  * carry["net"].use_bias: keep what changes in an array, or take it out of '
-        "the carry.",
+        '  * carry["net"].use_bias: keep what changes in an array, or leave it out.',
     )
 
 
@@ -776,7 +774,7 @@ def test_metadata_of_another_kind_of_node():
         "('x',))",
         "",
         STATIC,
-        '  * carry["t"]: keep what changes in an array, or take it out of the carry.',
+        '  * carry["t"]: keep what changes in an array, or leave it out.',
     )
 
 
@@ -922,8 +920,7 @@ def test_columns_are_aligned():
         STATIC,
         '  * carry["a"] is a Python int. To change it in the loop, start from an '
         "array, jnp.asarray(0), or pass trace_numbers=True.",
-        '  * carry["long name"]: keep what changes in an array, or take it out of the '
-        "carry.",
+        '  * carry["long name"]: keep what changes in an array, or leave it out.',
         '  * carry["n"]: an array keeps its shape for the whole loop. Start from one '
         "of shape (3,), or write into one that is large enough.",
         '  * carry["t"]: start from a tree that has the form which the body returns.',
@@ -944,8 +941,7 @@ def test_paths_that_need_the_same_are_named_together():
         STATIC,
         '  * carry["a"], carry["b"] are each a Python int. To change it in the loop, '
         "start from an array, jnp.asarray(0), or pass trace_numbers=True.",
-        '  * carry["c"], carry["d"]: keep what changes in an array, or take it out of '
-        "the carry.",
+        '  * carry["c"], carry["d"]: keep what changes in an array, or leave it out.',
     )
 
 
@@ -994,7 +990,7 @@ def test_a_while_loop():
         '  carry   was "early"   came back as "late"',
         "",
         STATIC,
-        "  * carry: keep what changes in an array, or take it out of the carry.",
+        "  * carry: keep what changes in an array, or leave it out.",
     )
 
 
@@ -1009,7 +1005,7 @@ def test_a_fori_loop():
         '  carry   was "early"   came back as "late"',
         "",
         STATIC,
-        "  * carry: keep what changes in an array, or take it out of the carry.",
+        "  * carry: keep what changes in an array, or leave it out.",
     )
 
 

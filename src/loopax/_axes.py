@@ -56,8 +56,7 @@ def stacked(caller: str, ys: Any, axes: Axes, trace_numbers: bool) -> Any:
 
 
 _HOW_TO_SPARE_IT = (
-    " To pass it whole to every step, give it None in `in_axes`, or let the body close "
-    "over it."
+    " To pass it whole to every step, give it None in `in_axes`, or let the body close over it."
 )
 
 
@@ -76,9 +75,7 @@ def _is_whole(axis: _Axis) -> bool:
     return axis.axis is None
 
 
-def _each_axis(
-    caller: str, argument: str, axes: Axes, tree: Any, trace_numbers: bool
-) -> Any:
+def _each_axis(caller: str, argument: str, axes: Axes, tree: Any, trace_numbers: bool) -> Any:
     def one(axis: Any, leaf: Any) -> _Axis:
         if callable(axis):
             axis = axis(leaf)

@@ -39,9 +39,7 @@ def public(
                 try:
                     for name, value in (*zip(names, args, strict=False), *kwargs.items()):
                         if name in hints and not is_bearable(value, hints[name]):
-                            raise wrong_argument(
-                                function.__name__, name, hints[name], value
-                            )
+                            raise wrong_argument(function.__name__, name, hints[name], value)
                     return function(*args, **kwargs)
                 except Refusal as refusal:
                     if namesake is None or kwargs.get("trace_numbers") is not True:

@@ -34,9 +34,7 @@ def choose(
     `as_arrays` are the leaves of the result that are arrays even where a branch returns a
     number.
     """
-    parts = [
-        split(as_tree(function), trace_numbers=False) for function in functions.values()
-    ]
+    parts = [split(as_tree(function), trace_numbers=False) for function in functions.values()]
     trees = [split(operand, trace_numbers) for operand in operands]
     # The functions go with the first operand, so that each argument has its own name.
     states, others = views(parts, *trees[:1]), [Operands(tree) for tree in trees[1:]]
@@ -51,14 +49,11 @@ def choose(
             own=own,
             as_arrays=as_arrays,
         )
-        for own, (function, state) in enumerate(
-            zip(functions.values(), states, strict=True)
-        )
+        for own, (function, state) in enumerate(zip(functions.values(), states, strict=True))
     ]
     bodies = [body_for(_branch, call) for call in calls]
     arguments = [
-        bodies[0].argument(part, position)
-        for position, part in enumerate([states[0], *others])
+        bodies[0].argument(part, position) for position, part in enumerate([states[0], *others])
     ]
     with contextlib.ExitStack() as stack:
         for body, call in zip(bodies, calls, strict=True):
@@ -74,8 +69,7 @@ def choose(
             if places <= as_arrays:
                 rules = Comparison(trace_numbers, numbers_join=True)
                 mismatches = [
-                    list(rules.differences(results[0], result, "output"))
-                    for result in results
+                    list(rules.differences(results[0], result, "output")) for result in results
                 ]
                 if not any(mismatches):
                     raise

@@ -30,6 +30,64 @@ def filter_cond(
     operand: Any = _NOT_GIVEN,
     trace_numbers: bool = False,
 ) -> Y:
+    """Calls one of two functions: `jax.lax.cond`, over any PyTree.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import jax.numpy as jnp
+        import loopax
+
+        key1, key2 = jax.random.split(jax.random.key(0))
+        small = eqx.nn.MLP(2, 1, width_size=4, depth=1, key=key1)
+        large = eqx.nn.MLP(2, 1, width_size=64, depth=2, key=key2)
+
+        x = jnp.ones(2)
+        y = loopax.filter_cond(jnp.linalg.norm(x) < 1, small, large, x)
+        assert jnp.array_equal(y, large(x))
+        ```
+
+    It computes
+
+    ```python
+    def filter_cond(pred, true_fun, false_fun, *operands):
+        if pred:
+            return true_fun(*operands)
+        else:
+            return false_fun(*operands)
+    ```
+
+    with both functions traced, and only the chosen one run. Under `jax.vmap` with a `pred` that
+    differs between lanes both are run, and each lane selects. Gradients come from the chosen
+    one alone.
+
+    **Arguments:**
+
+    - `pred`: a boolean scalar, or a number that counts as true if it is not 0.
+    - `true_fun`, `false_fun`: the branches. Any callables, such as `eqx.Module`s, of different
+        kinds and sizes; arrays inside them are inputs, and gradients flow to them.
+    - `operands`: what to call the branch with: any PyTrees.
+    - `operand`: a single operand, by name.
+    - `trace_numbers`: take Python's numbers and booleans in operands and results for arrays,
+        as `jax.lax.cond` does. By default they are static.
+
+    **Returns:**
+
+    What the chosen function returns: any PyTree. What is static in it must not depend on the
+    choice. A number is an array where the other branch returns an array, and static otherwise:
+    `filter_cond(pred, lambda: 1.0, lambda: 2.0)` is an error.
+
+    **Raises:**
+
+    - [`loopax.MismatchError`][], a `TypeError`, if the branches differ in what they return:
+        in a static value, structure, shape, dtype or sharding.
+    - [`loopax.ArgumentError`][], a `TypeError`, if an argument is of the wrong type.
+
+    Asked for in Equinox issue [789](https://github.com/patrick-kidger/equinox/issues/789) and
+    JAX issue [13554](https://github.com/jax-ml/jax/issues/13554).
+    """
     if operand is not _NOT_GIVEN:
         operands = (*operands, operand)
     elif not callable(true_fun) and len(operands) == 2 and callable(operands[1]):

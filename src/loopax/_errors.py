@@ -73,8 +73,7 @@ def carry_mismatch(
 ) -> MismatchError:
     """The body returned another carry than it was given."""
     headline = (
-        f"{caller}: {shown(body)} must return the carry it was given, "
-        "up to array values, but:"
+        f"{caller}: {shown(body)} must return the carry it was given, up to array values, but:"
     )
     return MismatchError(_report(headline, mismatches), mismatches)
 
@@ -158,9 +157,7 @@ def _report(headline: str, mismatches: Sequence[Mismatch]) -> str:
     return "\n".join([headline, "", *lines, "", *advice]).rstrip()
 
 
-_ALL_STATIC = (
-    "Anything that is not an array is static: it keeps one value for the whole loop."
-)
+_ALL_STATIC = "Anything that is not an array is static: it keeps one value for the whole loop."
 
 
 # -- describing things -------------------------------------------------------------------
@@ -322,9 +319,7 @@ def _carry_hint(mismatch: Mismatch) -> str | None:
         case "array":
             return _array_hint(before, after)
         case "static":
-            return (
-                f"{{paths}}: return an array there, of type {_braced(type_text(before))}."
-            )
+            return f"{{paths}}: return an array there, of type {_braced(type_text(before))}."
         case "value" | "type" if before is None:
             if isinstance(after, AbstractValue):
                 return (
@@ -464,9 +459,7 @@ def not_a_pair(caller: str, body: Callable[..., Any], result: Any) -> ArgumentEr
     )
 
 
-def not_a_predicate(
-    caller: str, function: Callable[..., Any], result: Any
-) -> ArgumentError:
+def not_a_predicate(caller: str, function: Callable[..., Any], result: Any) -> ArgumentError:
     """The predicate of a while loop returned something else than a boolean scalar."""
     hint = ""
     if eqx.is_array_like(result):

@@ -26,6 +26,57 @@ def filter_map(
     batch_size: SupportsInt | None = None,
     trace_numbers: bool = False,
 ) -> Y:
+    """Calls a function on each row, one after the other: `jax.lax.map`, over any PyTree.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import jax.numpy as jnp
+        import loopax
+
+        net = eqx.nn.MLP(2, 1, width_size=8, depth=1, key=jax.random.key(0))
+        xs = {"x": jnp.ones((7, 2)), "name": "a"}
+
+        ys = loopax.filter_map(lambda row: (net(row["x"]), row["name"]), xs, batch_size=3)
+        assert ys[0].shape == (7, 1) and ys[1] == "a"
+        ```
+
+    It computes
+
+    ```python
+    def filter_map(f, xs):
+        return jnp.stack([f(x) for x in xs])
+    ```
+
+    as one compiled loop, which needs the memory of one row, or of one batch of them.
+
+    **Arguments:**
+
+    - `f`: the function, from a row to a result. Any callable, such as an `eqx.Module`; arrays
+        inside it are inputs of the loop.
+    - `xs`: what to map over. Arrays are sliced along their first axis; anything else reaches
+        every call as it is.
+    - `batch_size`: how many rows to take at once, under `jax.vmap`. If the number of rows is
+        not a multiple of it, what remains is a smaller batch of its own. 0 takes all rows at
+        once.
+    - `trace_numbers`: take Python's numbers and booleans in `xs` and results for arrays, as
+        `jax.lax.map` does. By default they are static.
+
+    **Returns:**
+
+    The results: arrays stacked along a new first axis, anything else once, as it is.
+
+    **Raises:**
+
+    - [`loopax.ArgumentError`][], a `TypeError`, if an argument is of the wrong type.
+    - [`loopax.LengthError`][], a `ValueError`, if the arrays in `xs` are not of one length, if
+        there are none, or if `batch_size` is negative.
+
+    `batch_size` was asked for in JAX issue
+    [11319](https://github.com/jax-ml/jax/issues/11319).
+    """
     length = length_along("filter_map", "xs", xs, 0, trace_numbers)
     state, inputs = Operands(split(as_tree(f), False)), Operands(split(xs, trace_numbers))
     call = Call("filter_map", f, trace_numbers, state, inputs)

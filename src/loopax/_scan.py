@@ -31,6 +31,84 @@ def filter_scan(
     out_axes: Axes = 0,
     trace_numbers: bool = False,
 ) -> tuple[Carry, Y]:
+    """Loops over the leading axis of `xs` with a carry: `jax.lax.scan`, over any PyTree.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import jax.numpy as jnp
+        import loopax
+
+        net = eqx.nn.MLP(2, 2, width_size=8, depth=1, key=jax.random.key(0))
+
+        def step(carry, x):
+            net, h = carry  # the network, its activation function and all
+            h = jnp.tanh(net(h) + x)
+            return (net, h), h
+
+        (net, h), hs = loopax.filter_scan(step, (net, jnp.zeros(2)), jnp.ones((5, 2)))
+        assert hs.shape == (5, 2)
+        ```
+
+    It computes
+
+    ```python
+    def filter_scan(f, init, xs, length):
+        carry, ys = init, []
+        for x in xs:  # or: for _ in range(length)
+            carry, y = f(carry, x)
+            ys.append(y)
+        return carry, jnp.stack(ys)
+    ```
+
+    as one compiled loop. `init`, `xs` and what `f` returns may be any PyTrees. Their arrays go
+    through the loop. Anything else in them is static: functions, strings, settings, `None`,
+    Python's own numbers, and the structure itself. What is static in the carry has to come
+    back as it went in. This is checked while tracing, and an error names each place in which
+    it does not hold.
+
+    **Arguments:**
+
+    - `f`: the body, `(carry, x) -> (carry, y)`. Any callable: a function, an `eqx.Module`, a
+        bound method, a partial application. Arrays inside it are inputs of the loop: gradients
+        flow to them, and a call with other weights in the same body uses the trace of the
+        first. Define it once; a function made anew at each call is traced anew, as in JAX.
+    - `init`: the first carry.
+    - `xs`: what to loop over. Arrays are sliced along `in_axes`; anything else reaches every
+        step as it is.
+    - `length`: the number of steps. Needed only if there are no arrays in `xs` to tell.
+    - `reverse`: start from the end. `ys[i]` still belongs to `xs[i]`.
+    - `unroll`: how many steps to compile into one iteration of the loop. `True` or `0`
+        unrolls it altogether.
+    - `in_axes`: the axis of each array in `xs` to loop over: an integer, `None` for an array
+        that each step gets whole, or a PyTree of these that is a prefix of `xs`. A function
+        from a leaf to one of these will do as well, such as `eqx.if_array(0)`.
+    - `out_axes`: the axis of each array in `ys` along which to stack, in the same form.
+    - `trace_numbers`: take Python's numbers and booleans for arrays wherever they stand in
+        `init`, `xs` and `ys`, as `jax.lax.scan` does. By default they are static.
+
+    **Returns:**
+
+    The last carry, and `ys`. Arrays of each step's `y` are stacked along a new axis. Anything
+    static in it is returned once, as it is: if each `y` is `("loss", 1.0)`, so is `ys`.
+
+    **Raises:**
+
+    - [`loopax.MismatchError`][], a `TypeError`, if `f` returns another carry than it was given:
+        another static value, structure, shape, dtype or sharding.
+    - [`loopax.ArgumentError`][], a `TypeError`, if `f` does not return a pair, or if an
+        argument is of the wrong type.
+    - [`loopax.LengthError`][], a `ValueError`, if the arrays in `xs` and `length` do not agree
+        on a number of steps, or none is given.
+
+    Asked for in Equinox issues
+    [446](https://github.com/patrick-kidger/equinox/issues/446),
+    [630](https://github.com/patrick-kidger/equinox/issues/630) and
+    [709](https://github.com/patrick-kidger/equinox/issues/709); `in_axes` in JAX issue
+    [15041](https://github.com/jax-ml/jax/issues/15041).
+    """
     whole, sliced = along("filter_scan", xs, in_axes, length, trace_numbers)
     state = Operands(
         split(as_tree(f), False), split(whole, trace_numbers), split(init, trace_numbers)

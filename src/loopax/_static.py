@@ -100,8 +100,7 @@ def same_structure(before: Any, after: Any) -> bool:
         return False
     pairs = zip(nodes(before), nodes(after), strict=True)
     return all(
-        a[0] is b[0] and a[2] == b[2] and (a[1] is b[1] or same(a[1], b[1]))
-        for a, b in pairs
+        a[0] is b[0] and a[2] == b[2] and (a[1] is b[1] or same(a[1], b[1])) for a, b in pairs
     )
 
 

@@ -24,6 +24,71 @@ def filter_while_loop(
     *,
     trace_numbers: bool = False,
 ) -> Carry:
+    """Calls a function while a condition holds: `jax.lax.while_loop`, over any PyTree.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import jax.numpy as jnp
+        import loopax
+        from collections.abc import Callable
+
+        class Newton(eqx.Module):
+            x: jax.Array
+            function: Callable
+            steps: jax.Array
+
+        def body(s):
+            x = s.x - s.function(s.x) / jax.grad(s.function)(s.x)
+            return Newton(x, s.function, s.steps + 1)
+
+        start = Newton(jnp.array(1.0), lambda x: x**2 - 2, jnp.array(0))
+        root = loopax.filter_while_loop(
+            lambda s: jnp.abs(s.function(s.x)) > 1e-4, body, start
+        )
+        assert jnp.allclose(root.x, jnp.sqrt(2), atol=1e-4)
+        ```
+
+    It computes
+
+    ```python
+    def filter_while_loop(cond_fun, body_fun, init_val):
+        val = init_val
+        while cond_fun(val):
+            val = body_fun(val)
+        return val
+    ```
+
+    as one compiled loop. The carry may be any PyTree. Its arrays go through the loop. Anything
+    else in it is static, and has to come back from `body_fun` as it went in.
+
+    As with `jax.lax.while_loop`, the number of steps is not known to the compiler, so that the
+    loop can be differentiated in forward mode only.
+
+    **Arguments:**
+
+    - `cond_fun`: the condition, from the carry to a boolean scalar. Any callable, such as an
+        `eqx.Module`; arrays inside it are inputs of the loop.
+    - `body_fun`: the body, from carry to carry. Likewise.
+    - `init_val`: the first carry.
+    - `trace_numbers`: take Python's numbers and booleans in the carry for arrays, as
+        `jax.lax.while_loop` does. By default they are static.
+
+    **Returns:**
+
+    The first carry for which the condition does not hold.
+
+    **Raises:**
+
+    - [`loopax.MismatchError`][], a `TypeError`, if `body_fun` returns another carry than it was
+        given: another static value, structure, shape, dtype or sharding.
+    - [`loopax.ArgumentError`][], a `TypeError`, if `cond_fun` does not return a boolean scalar,
+        or if an argument is of the wrong type.
+
+    Asked for in Equinox issue [789](https://github.com/patrick-kidger/equinox/issues/789).
+    """
     functions = [split(as_tree(cond_fun), False), split(as_tree(body_fun), False)]
     carry = split(init_val, trace_numbers)
     if any(isinstance(leaf, Tracer) for leaf in (*functions[0].arrays, *carry.arrays)):
@@ -33,9 +98,7 @@ def filter_while_loop(
         functions[0] = closed_over(as_tree(cond_fun))
     test_state, step_state = views(functions, carry)
     test = Call("filter_while_loop", cond_fun, trace_numbers, test_state, functions=2)
-    step = Call(
-        "filter_while_loop", body_fun, trace_numbers, step_state, functions=2, own=1
-    )
+    step = Call("filter_while_loop", body_fun, trace_numbers, step_state, functions=2, own=1)
     cond, body = body_for(_test, test), body_for(_step, step)
     with cond.during(test), body.during(step):
         out = lax.while_loop(cond, body, body.argument(step_state))

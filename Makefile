@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint
+.PHONY: demo test lint docs
 
 demo: $(VENV)/examples.ok
 	$(BIN)/python examples/demo.py
@@ -21,3 +21,6 @@ $(VENV)/%.ok: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	touch $@
+
+docs: $(VENV)/docs.ok
+	$(BIN)/mkdocs build --strict

@@ -44,9 +44,7 @@ def text(*lines):
 
 
 def must_return(caller, function="`step` (here)"):
-    return (
-        f"{caller}: {function} must return the carry it was given, up to array values, but:"
-    )
+    return f"{caller}: {function} must return the carry it was given, up to array values, but:"
 
 
 def scan_to(before, after, **options):
@@ -177,7 +175,7 @@ def test_a_rollout_that_goes_wrong_in_four_places():
         '  * carry["n_steps"] is a Python int. To change it in the loop, start from '
         "an array, jnp.asarray(0), or pass trace_numbers=True.",
         '  * carry["policy"].activation: to choose between functions in the loop, '
-        "carry an index and call jax.lax.switch.",
+        "carry an index and call loopax.filter_switch.",
     )
 
 
@@ -378,7 +376,7 @@ def test_a_function_for_another():
         "",
         STATIC,
         "  * carry.activation: to choose between functions in the loop, carry an "
-        "index and call jax.lax.switch.",
+        "index and call loopax.filter_switch.",
     )
 
 
@@ -390,7 +388,7 @@ def test_a_function_of_jax_for_another():
         "",
         STATIC,
         "  * carry.activation: to choose between functions in the loop, carry an "
-        "index and call jax.lax.switch.",
+        "index and call loopax.filter_switch.",
     )
 
 
@@ -404,7 +402,7 @@ def test_two_lambdas():
         "",
         STATIC,
         "  * carry.activation: to choose between functions in the loop, carry an "
-        "index and call jax.lax.switch.",
+        "index and call loopax.filter_switch.",
     )
 
 
@@ -419,12 +417,11 @@ def test_functions_of_one_name_in_other_places():
     assert scan_to({"f": before}, {"f": after}) == text(
         must_return("filter_scan"),
         "",
-        '  carry["f"]   was <function before> (here)   came back as <function before> '
-        "(here)",
+        '  carry["f"]   was <function before> (here)   came back as <function before> (here)',
         "",
         STATIC,
         '  * carry["f"]: to choose between functions in the loop, carry an index and '
-        "call jax.lax.switch.",
+        "call loopax.filter_switch.",
     )
 
 
@@ -461,7 +458,7 @@ def test_a_partial_with_another_argument():
         "",
         STATIC,
         '  * carry["f"]: to choose between functions in the loop, carry an index and '
-        "call jax.lax.switch.",
+        "call loopax.filter_switch.",
     )
 
 
@@ -484,7 +481,7 @@ def test_a_class_for_another():
         "",
         STATIC,
         '  * carry["dtype"]: to choose between functions in the loop, carry an index '
-        "and call jax.lax.switch.",
+        "and call loopax.filter_switch.",
     )
 
 
@@ -529,7 +526,7 @@ def test_callable_objects_that_read_the_same():
         "",
         STATIC,
         '  * carry["a"]: to choose between functions in the loop, carry an index and '
-        "call jax.lax.switch.",
+        "call loopax.filter_switch.",
     )
 
 
@@ -770,8 +767,7 @@ def test_metadata_of_another_kind_of_node():
     assert scan_to({"t": Table("a", x=F3)}, {"t": Table("b", x=F3)}) == text(
         must_return("filter_scan"),
         "",
-        "  carry[\"t\"]   had metadata ('a', ('x',))   came back with metadata ('b', "
-        "('x',))",
+        "  carry[\"t\"]   had metadata ('a', ('x',))   came back with metadata ('b', ('x',))",
         "",
         STATIC,
         '  * carry["t"]: keep what changes in an array, or leave it out.',
@@ -1066,9 +1062,7 @@ def test_the_same_is_said_at_the_second_call():
     def step(carry, x):
         return "late", None
 
-    first, second = (
-        message(lambda: loopax.filter_scan(step, "early", XS)) for _ in range(2)
-    )
+    first, second = (message(lambda: loopax.filter_scan(step, "early", XS)) for _ in range(2))
     assert first == second
 
 
@@ -1144,8 +1138,7 @@ def while_asking(answer):
 )
 def test_a_predicate_must_return_a_boolean_scalar(answer, said):
     assert while_asking(answer) == (
-        "filter_while_loop: `again` (here) must return a boolean scalar, but returned "
-        f"{said}"
+        f"filter_while_loop: `again` (here) must return a boolean scalar, but returned {said}"
     )
 
 
@@ -1325,12 +1318,12 @@ def test_positional_arguments_are_checked_too():
 
 
 def test_a_missing_argument_is_named_by_python():
-    with pytest.raises(TypeError, match=r"filter_scan\(\) missing 1 required .* 'init'"):
+    with pytest.raises(TypeError, match=r"missing .*'init'"):
         loopax.filter_scan(step)
 
 
 def test_an_unknown_argument_is_named_by_python():
-    with pytest.raises(TypeError, match=r"filter_while_loop\(\) got .* 'max_iter'"):
+    with pytest.raises(TypeError, match=r"unexpected .*'max_iter'"):
         loopax.filter_while_loop(step, step, F3, max_iter=3)
 
 
@@ -1382,10 +1375,8 @@ def test_with_traced_numbers_arrays_mismatch_in_the_words_of_lax(before):
 
 def test_the_words_of_lax_for_a_carry():
     ours, _ = both("scan", to_vector_and_y, {"n": jnp.zeros(2)}, XS)
-    assert str(ours).startswith(
-        "scan body function carry input and carry output must have equal types, but "
-        "they differ:\n\nThe input carry component args['n'] has type float32[2]"
-    )
+    assert str(ours).startswith("scan body function carry input and carry output must ")
+    assert "['n'] has type float32[2]" in str(ours)
     (mismatch,) = ours.mismatches
     assert mismatch.path == 'carry["n"]'
     assert mismatch.kind == "array"
@@ -1521,9 +1512,7 @@ def frames(error):
     files = []
     while error is not None:
         files += [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        error = error.__cause__ or (
-            None if error.__suppress_context__ else error.__context__
-        )
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return files
 
 
@@ -1608,6 +1597,8 @@ def test_the_last_frame_of_an_exception_of_the_body_is_that_of_the_body():
 
 
 def test_the_last_frame_of_a_mismatch_is_that_of_the_call():
-    last = traceback.extract_tb(mismatch_error().__traceback__)[-1]
+    entries = traceback.extract_tb(mismatch_error().__traceback__)
+    # The tests run with the types of all arguments checked, by a wrapper with a frame.
+    last = [entry for entry in entries if "jaxtyping" not in entry.filename][-1]
     assert last.filename == __file__
     assert "loopax.filter_scan(step" in last.line

@@ -185,9 +185,7 @@ def test_something_static_in_place_of_an_array_is_given_as_it_is(after):
 )
 def test_an_array_of_another_type_is_given_as_both_types(before, after):
     mismatch = the_only(Layer(before), Layer(after))
-    assert mismatch == Mismatch(
-        "carry.weight", "array", jax.typeof(before), jax.typeof(after)
-    )
+    assert mismatch == Mismatch("carry.weight", "array", jax.typeof(before), jax.typeof(after))
 
 
 def test_a_number_in_place_of_an_array_is_an_array():
@@ -273,9 +271,7 @@ def test_several_static_fields_are_named_each():
 
 
 def test_the_static_field_of_a_registered_dataclass_is_a_field_too():
-    assert the_only(Env(F3, "a"), Env(F3, "b")) == Mismatch(
-        "carry.title", "field", "a", "b"
-    )
+    assert the_only(Env(F3, "a"), Env(F3, "b")) == Mismatch("carry.title", "field", "a", "b")
 
 
 def test_the_metadata_of_any_other_node_are_given_whole():
@@ -328,9 +324,7 @@ def test_another_length_is_given_as_both_lengths(kind):
 def test_a_new_key_and_a_missing_key_are_given_as_keys():
     less, more = {"a": F3}, {"a": F3, "b": {"c": F3}}
     assert the_only([less], [more]) == Mismatch("carry[0]", "new", None, jtu.DictKey("b"))
-    assert the_only([more], [less]) == Mismatch(
-        "carry[0]", "missing", jtu.DictKey("b"), None
-    )
+    assert the_only([more], [less]) == Mismatch("carry[0]", "missing", jtu.DictKey("b"), None)
 
 
 def test_a_key_that_was_renamed_is_missing_and_new():

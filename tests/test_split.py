@@ -92,9 +92,7 @@ def test_merging_what_was_split_gives_the_tree_again(tree, trace_numbers):
 @settings(deadline=None, max_examples=300)
 def test_the_arrays_are_those_of_the_tree_in_order(tree, trace_numbers):
     dynamic = [*ARRAYS, *NUMBERS] if trace_numbers else ARRAYS
-    wanted = [
-        leaf for leaf in jtu.tree_leaves(tree) if any(leaf is array for array in dynamic)
-    ]
+    wanted = [leaf for leaf in jtu.tree_leaves(tree) if any(leaf is array for array in dynamic)]
     arrays, static = split(tree, trace_numbers)
     assert [id(array) for array in arrays] == [id(leaf) for leaf in wanted]
     assert static.num_arrays == len(wanted)

@@ -371,7 +371,7 @@ def _function_hint(before: Any, after: Any) -> str:
         )
     return (
         "{paths}: to choose between functions in the loop, carry an index and call "
-        "jax.lax.switch."
+        "loopax.filter_switch."
     )
 
 

@@ -85,11 +85,16 @@ def nodes(treedef: Any) -> Iterator[tuple[Any, Any, int]]:
     treedefs keeps Python's `==` out of it: that takes `True` for `1`, calls two NaNs
     different, and raises on arrays.
     """
-    children = treedef.children()
-    data = treedef.node_data()
-    yield (None, None, 0) if data is None else (data[0], data[1], len(children))
-    for child in children:
-        yield from nodes(child)
+    ahead = [treedef]
+    while ahead:
+        node = ahead.pop()
+        data = node.node_data()
+        if data is None:
+            yield (None, None, 0)
+        else:
+            children = node.children()
+            yield (*data, len(children))
+            ahead += reversed(children)
 
 
 def same_structure(before: Any, after: Any) -> bool:
@@ -226,9 +231,17 @@ def token(value: Any, watch: Watch) -> Hashable:
 def structure_token(treedef: Any, watch: Watch) -> Hashable:
     """As [`token`][], of a treedef."""
     return tuple(
-        (watch(kind), count) if data is None else (watch(kind), token(data, watch), count)
+        (
+            kind if kind in _IMMORTAL else watch(kind),
+            None if data is None else token(data, watch),
+            count,
+        )
         for kind, data, count in nodes(treedef)
     )
+
+
+# The types of nodes that need no watching: they never die.
+_IMMORTAL = frozenset((None, type(None), tuple, list, dict))
 
 
 def _receiver(value: Any, watch: Watch) -> Hashable:
@@ -244,8 +257,6 @@ def watch_with(seen: list[Any]) -> Watch:
     """A `Watch` that notes in `seen` what must stay alive for the token to be good."""
 
     def watch(value: Any) -> Hashable:
-        if value is None:
-            return None
         try:
             reference = weakref.ref(value)
         except TypeError:

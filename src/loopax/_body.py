@@ -12,7 +12,7 @@ import equinox as eqx
 
 from ._errors import carry_mismatch, named
 from ._mismatch import Comparison
-from ._split import HOLE, Arrays, Split, Static, names, split
+from ._split import HOLE, Arrays, Split, Static, names, split, split_held
 from ._static import NoToken, Watch, watch_with
 
 
@@ -63,7 +63,7 @@ def views(functions: Sequence[Split], *others: Split) -> list[Operands]:
     Each view has the same arrays. Of the other functions it has nothing else, so that no
     trace depends on what is static in a function that it does not call.
     """
-    bare = [split(part.arrays, trace_numbers=False) for part in functions]
+    bare = [split_held(part.arrays) for part in functions]
     return [
         Operands(*bare[:own], part, *bare[own + 1 :], *others)
         for own, part in enumerate(functions)
@@ -279,7 +279,7 @@ def body_for(calling: Calling, call: Call) -> Body:
     watched: list[Any] = []
     try:
         key = (calling, call.token(watch_with(watched)))
-    except NoToken:
+    except (NoToken, RecursionError):
         return Body(calling, call)
     with _lock:
         body = _bodies.pop(key, None)

@@ -99,7 +99,10 @@ def _in_words_of(
     try:
         namesake(*args, **{k: v for k, v in kwargs.items() if k != "trace_numbers"})
     except (TypeError, ValueError) as error:
+        # Anything else is no message of its own, but a failure to give one.
         if isinstance(refusal, MismatchError):
             return MismatchError(str(error), refusal.mismatches)
         return error
+    except Exception:
+        return refusal
     return refusal

@@ -4,14 +4,14 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
+from jax.core import AbstractValue
 
 from . import _tree
 from ._body import Body, Call, Operands, Step, as_tree, body_for, merge_output, views
 from ._errors import branch_mismatch
 from ._jax import make_jaxpr
 from ._mismatch import Comparison
-from ._split import Arrays, split
+from ._split import Arrays, split, split_held
 from ._static import is_number
 
 
@@ -34,7 +34,7 @@ def choose(
     `as_arrays` are the leaves of the result that are arrays even where a branch returns a
     number.
     """
-    parts = [split(as_tree(function), trace_numbers=False) for function in functions.values()]
+    parts = [split_held(as_tree(function)) for function in functions.values()]
     trees = [split(operand, trace_numbers) for operand in operands]
     # The functions go with the first operand, so that each argument has its own name.
     states, others = views(parts, *trees[:1]), [Operands(tree) for tree in trees[1:]]
@@ -92,8 +92,8 @@ def _raised_in_body(error: TypeError) -> bool:
 
 def _result(body: Body, arguments: Sequence[Arrays]) -> Any:
     """What a branch returns, with types for arrays."""
-    _, shapes = make_jaxpr(body, return_shape=True)(*arguments)
-    return merge_output(shapes)
+    jaxpr, output = make_jaxpr(body, return_shape=True)(*arguments)
+    return merge_output(Arrays(jaxpr.out_avals, output.names, output.label))
 
 
 def _numbers_beside_arrays(results: Sequence[Any]) -> frozenset[int]:
@@ -108,5 +108,5 @@ def _numbers_beside_arrays(results: Sequence[Any]) -> frozenset[int]:
         place
         for place, across in enumerate(zip(*leaves, strict=True))
         if any(map(is_number, across))
-        and any(isinstance(x, jax.ShapeDtypeStruct) for x in across)
+        and any(isinstance(leaf, AbstractValue) for leaf in across)
     )

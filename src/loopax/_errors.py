@@ -286,124 +286,168 @@ def _told_apart(before: Any, after: Any) -> tuple[str, str]:
     if was != now:
         return was, now
     # Two things that read the same need to be told apart.
-    if callable(before) and callable(after):
-        places = _place(before), _place(after)
-        if places[0] != places[1]:
-            return f"{was} ({places[0]})", f"{now} ({places[1]})"
-        return was, f"another {now}"
-    if type(before) is not type(after):
-        kinds = type(before).__qualname__, type(after).__qualname__
-        return f"{was} ({kinds[0]})", f"{now} ({kinds[1]})"
-    return was, f"another {now}, not equal to it"
+    parts_before, parts_after = _parts(before), _parts(after)
+    if parts_before != parts_after:
+        return f"{was}{parts_before}", f"{now}{parts_after}"
+    return was, f"another {now}"
+
+
+def _parts(value: Any) -> str:
+    """What else there is to say of a value."""
+    if isinstance(value, functools.partial):
+        partial = cast(Any, value)
+        arguments = [_clipped(argument, 20) for argument in partial.args]
+        arguments += [f"{key}={_clipped(v, 20)}" for key, v in partial.keywords.items()]
+        return f" with {', '.join(arguments)}"
+    if hasattr(value, "__self__"):
+        return f" of {_clipped(value.__self__, 40)}"
+    if place := _place(value) if callable(value) else "":
+        return f" ({place})"
+    return f" ({cast(Any, type)(value).__qualname__})"
 
 
 # -- advice ------------------------------------------------------------------------------
 
 
 def _hints(
-    mismatches: Sequence[Mismatch], hint: Callable[[Mismatch], str | None]
+    mismatches: Sequence[Mismatch], hint: Callable[[Mismatch], Iterable[str]]
 ) -> Iterator[str]:
     """What to do. Paths that need the same are named together."""
-    paths: dict[str, list[str]] = {}
+    paths: dict[str, dict[str, None]] = {}
     for mismatch in mismatches:
-        if advice := hint(mismatch):
-            paths.setdefault(advice, []).append(mismatch.path)
+        for advice in hint(mismatch):
+            paths.setdefault(advice, {})[mismatch.path] = None
     for advice, at in paths.items():
-        listed = ", ".join(at[:3]) + (f" and {len(at) - 3} more" if len(at) > 3 else "")
-        yield advice.format(paths=listed, is_a="is a" if len(at) == 1 else "are each a")
+        first = ", ".join(list(at)[:3])
+        more = f" and {len(at) - 3} more" if len(at) > 3 else ""
+        one = len(at) == 1
+        yield advice.format(
+            paths=first + more,
+            is_a="is a" if one else "are each a",
+            it="it" if one else "them",
+        )
 
 
-def _carry_hint(mismatch: Mismatch) -> str | None:
+def _carry_hint(mismatch: Mismatch) -> Iterator[str]:
     before, after = mismatch.before, mismatch.after
+    to_array = isinstance(after, AbstractValue)
     match mismatch.kind:
         case "array":
-            return _array_hint(before, after)
+            yield from _array_hints(before, after)
         case "static":
-            return f"{{paths}}: return an array there, of type {_braced(type_text(before))}."
+            yield f"{{paths}}: return an array there, {_braced(type_text(before))}."
+        case "value" | "type" if before is None and to_array:
+            yield f"{{paths}}: None is static too. Start from {_braced(_start(after))}."
         case "value" | "type" if before is None:
-            if isinstance(after, AbstractValue):
-                return (
-                    "{paths}: None is static too. Start from an array of the type that "
-                    f"the body returns, {_braced(_zeros(after))}."
-                )
-            return "{paths}: None is static too. Start from what the body returns."
+            yield "{paths}: None is static too. Start from what the body returns."
         case "value" if is_number(before):
-            return (
-                f"{{paths}} {{is_a}} Python {type(before).__name__}. To change it in the "
+            yield (
+                f"{{paths}} {{is_a}} Python {type(before).__name__}. To change {{it}} in the "
                 f"loop, start from an array, jnp.asarray({before!r}), or pass "
                 "trace_numbers=True."
             )
-        case "value" if isinstance(after, AbstractValue):
-            return "{paths}: return what was there before, or start from an array."
-        case "value" if callable(before) and callable(after):
-            return _function_hint(before, after)
-        case "new" | "missing" | "length" | "type":
-            return "{paths}: start from a tree that has the form which the body returns."
-        case _:
-            return "{paths}: keep what changes in an array, or leave it out."
-
-
-def _branch_hint(mismatch: Mismatch) -> str | None:
-    before, after = mismatch.before, mismatch.after
-    match mismatch.kind:
-        case "array":
-            return "{paths}: return arrays of one type, with .astype for example."
-        case "value" if is_number(before) and is_number(after):
-            return (
-                "{paths}: Python numbers are static. To return different ones, return "
-                f"arrays, jnp.asarray({before!r}), or pass trace_numbers=True."
+        case "value" if to_array:
+            yield "{paths}: return what was there before, or start from an array."
+        case "value":
+            yield _value_hint(before, after)
+        case "field":
+            yield (
+                "{paths}: declared static, and part of the structure. What is to change has "
+                "to be an array in an ordinary field."
             )
-        case "value" | "static" | "field" | "metadata":
-            return (
-                "{paths}: anything that is not an array is static, and must not depend on "
-                "which branch runs. Return an array there, or the same from each branch."
+        case "new":
+            yield "{paths}: start with it in place, or do not add it in the loop."
+        case "missing":
+            yield "{paths}: return it too, or leave it out from the start."
+        case "length":
+            yield (
+                "{paths}: it keeps its length. To collect something at each step, return it "
+                "besides the carry, or write into an array."
             )
-        case _:
-            return "{paths}: return trees of one form from each branch."
+        case "type":
+            yield "{paths}: return what was there before, or start from what is returned."
+        case "metadata":
+            yield "{paths}: metadata are part of the structure. Keep them as they are."
 
 
-def _function_hint(before: Any, after: Any) -> str:
+def _value_hint(before: Any, after: Any) -> str:
     code = getattr(before, "__code__", None)
     if code is not None and code is getattr(after, "__code__", None):
+        if hasattr(before, "__self__"):
+            return "{paths}: it is a method of another object. Return the one that was there."
         return (
             "{paths}: it was made anew, over other values. Make it once, outside of the "
             "loop, or carry those values as arrays."
         )
-    return (
-        "{paths}: to choose between functions in the loop, carry an index and call "
-        "loopax.filter_switch."
-    )
-
-
-def _array_hint(before: Any, after: Any) -> str | None:
-    if not (_is_array_type(before) and _is_array_type(after)):
-        return None
-    if before.shape != after.shape:
+    if _is_function(before) and _is_function(after):
         return (
-            "{paths}: an array keeps its shape for the whole loop. Start from one of shape "
-            f"{after.shape}, or write into one that is large enough."
+            "{paths}: to choose between functions in the loop, carry an index and call "
+            "loopax.filter_switch."
         )
-    if before.dtype != after.dtype:
-        return _dtype_hint(before.dtype, after.dtype)
+    return "{paths}: keep what changes in an array, or leave it out."
+
+
+def _is_function(value: Any) -> bool:
+    # JAX's own have types of their own, so that a name has to do for a sign.
+    return callable(value) and hasattr(value, "__name__") and not isinstance(value, type)
+
+
+def _branch_hint(mismatch: Mismatch) -> Iterator[str]:
+    before, after = mismatch.before, mismatch.after
+    match mismatch.kind:
+        case "array":
+            yield "{paths}: return arrays of one type, with .astype for example."
+        case "value" if is_number(before) and is_number(after):
+            yield (
+                "{paths}: Python numbers are static. To return different ones, return "
+                f"arrays, jnp.asarray({before!r}), or pass trace_numbers=True."
+            )
+        case "value" | "static" | "field" | "metadata":
+            yield (
+                "{paths}: anything that is not an array is static, and must not depend on "
+                "which branch runs. Return an array there, or the same from each branch."
+            )
+        case _:
+            yield "{paths}: return trees of one form from each branch."
+
+
+def _array_hints(before: Any, after: Any) -> Iterator[str]:
+    if not (_is_array_type(before) and _is_array_type(after)):
+        return
+    keys = [jnp.issubdtype(aval.dtype, jax.dtypes.prng_key) for aval in (before, after)]
+    if any(keys):
+        if all(keys) and before.dtype != after.dtype:
+            yield "{paths}: keep to one implementation of random keys, their `impl`."
+        elif not all(keys):
+            yield (
+                "{paths}: keep to one kind of random key. jax.random.key makes typed keys, "
+                "jax.random.PRNGKey makes arrays of integers."
+            )
+            return
+    elif before.dtype != after.dtype:
+        yield (
+            f"{{paths}}: cast {{it}} back with .astype({_dtype_text(before.dtype)}), "
+            f"or start from {_dtype_text(after.dtype, prefix='')}."
+        )
+    if before.shape != after.shape:
+        yield (
+            f"{{paths}}: an array keeps its shape for the whole loop. Return shape "
+            f"{before.shape}, or start from shape {after.shape}."
+        )
+    elif before.dtype == after.dtype:
+        yield _placement_hint(before, after)
+
+
+def _placement_hint(before: Any, after: Any) -> str:
     missing = sorted(_varying(after) - _varying(before))
     if missing:
         return (
             "{paths}: start from a value that varies over the same axes, "
             f"jax.lax.pcast(..., {tuple(missing)!r}, to='varying')."
         )
-    return "{paths}: start from a value with the same sharding, or reshard it in the body."
-
-
-def _dtype_hint(before: Any, after: Any) -> str:
-    keys = [jnp.issubdtype(dtype, jax.dtypes.prng_key) for dtype in (before, after)]
-    if any(keys):
-        return (
-            "{paths}: keep to one kind of random key. jax.random.key makes typed keys, "
-            "jax.random.PRNGKey makes arrays of integers."
-        )
     return (
-        f"{{paths}}: cast it back with .astype({_dtype_text(before)}), "
-        f"or start from {_dtype_text(after, prefix='')}."
+        "{paths}: start from a value with the same sharding, by jax.device_put, or change it "
+        "back in the body, by jax.sharding.reshard."
     )
 
 
@@ -418,10 +462,13 @@ def _varying(aval: Any) -> frozenset[str]:
     return frozenset(names or ())
 
 
-def _zeros(aval: Any) -> str:
-    if not _is_array_type(aval) or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
-        return type_text(aval)
-    return f"jnp.zeros({tuple(aval.shape)}, {_dtype_text(aval.dtype)})"
+def _start(aval: Any) -> str:
+    """Something of the type `aval`, to start from."""
+    if _is_array_type(aval) and jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return "a key, jax.random.key(0)"
+    if _is_array_type(aval):
+        return f"an array, jnp.zeros({tuple(aval.shape)}, {_dtype_text(aval.dtype)})"
+    return type_text(aval)
 
 
 def _braced(text: str) -> str:
@@ -464,10 +511,10 @@ def not_a_predicate(caller: str, function: Callable[..., Any], result: Any) -> A
     hint = ""
     if eqx.is_array_like(result):
         aval = jax.typeof(result)
+        hints = [] if aval.dtype == bool else ["Compare it with something."]
         if aval.shape:
-            hint = " Reduce it, with jnp.any or jnp.all."
-        else:
-            hint = " Compare it with something."
+            hints.append("Reduce it, with jnp.any or jnp.all.")
+        hint = "".join(f" {text}" for text in hints)
     return ArgumentError(
         f"{caller}: {shown(function)} must return a boolean scalar, but returned "
         f"{_tree_text(result)}.{hint}"
@@ -498,7 +545,8 @@ def wrong_argument(caller: str, name: str, hint: Any, value: Any) -> ArgumentErr
 
 def _hint_text(hint: Any) -> str:
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return " or ".join(_HINT_WORDS.get(typing.get_origin(o) or o, str(o)) for o in options)
+    words = [_HINT_WORDS.get(typing.get_origin(o) or o, str(o)) for o in options]
+    return " or ".join(dict.fromkeys(words))
 
 
 _HINT_WORDS = {
@@ -506,6 +554,6 @@ _HINT_WORDS = {
     Sequence: "a sequence",
     SupportsInt: "an integer",
     bool: "a boolean",
-    np.bool_: "a NumPy boolean",
+    np.bool_: "a boolean",
     type(None): "None",
 }

@@ -6,7 +6,7 @@ from typing import Any, SupportsInt, TypeVar
 from ._body import Call, Operands, Step, as_tree, body_for
 from ._boundary import public
 from ._jax import lax
-from ._split import split
+from ._split import split, split_held
 
 
 Carry = TypeVar("Carry")
@@ -80,7 +80,7 @@ def filter_fori_loop(
     Asked for with the other loops in Equinox issue
     [789](https://github.com/patrick-kidger/equinox/issues/789).
     """
-    state = Operands(split(as_tree(body_fun), False), split(init_val, trace_numbers))
+    state = Operands(split_held(as_tree(body_fun)), split(init_val, trace_numbers))
     call = Call("filter_fori_loop", body_fun, trace_numbers, state)
     body = body_for(_step, call)
     with body.during(call):

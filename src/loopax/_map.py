@@ -11,7 +11,7 @@ from ._body import Call, Operands, Step, as_tree, body_for, merge_output
 from ._boundary import public
 from ._errors import LengthError
 from ._jax import lax
-from ._split import Arrays, split
+from ._split import Arrays, split, split_held
 
 
 X = TypeVar("X")
@@ -78,7 +78,7 @@ def filter_map(
     [11319](https://github.com/jax-ml/jax/issues/11319).
     """
     length = length_along("filter_map", "xs", xs, 0, trace_numbers)
-    state, inputs = Operands(split(as_tree(f), False)), Operands(split(xs, trace_numbers))
+    state, inputs = Operands(split_held(as_tree(f))), Operands(split(xs, trace_numbers))
     call = Call("filter_map", f, trace_numbers, state, inputs)
     body = body_for(_one if batch_size is None else _batch, call)
     with body.during(call):

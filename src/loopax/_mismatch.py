@@ -5,7 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax.core import AbstractValue
 
 from . import _tree
 from ._jax import typematch
@@ -49,7 +51,7 @@ class Comparison:
     """How two trees are compared.
 
     - `trace_numbers`: whether Python's numbers are arrays.
-    - `weak_fits`: whether a weakly typed array before fits any array after.
+    - `weak_fits`: whether a weakly typed array before fits an array after of any dtype.
     - `numbers_join`: whether a number before fits an array after. The other way round it
         always does: where there is an array, a number becomes one, as in `lax`.
     """
@@ -113,10 +115,10 @@ class Comparison:
                 return
             is_array = is_array or is_number(after)
             kind = "array" if is_array else "static"
-            after = jax.typeof(after) if is_array else after
-            yield Mismatch(path, kind, jax.typeof(before), after)
+            after = _type(after) if is_array else after
+            yield Mismatch(path, kind, _type(before), after)
         elif is_array:
-            yield Mismatch(path, "value", before, jax.typeof(after))
+            yield Mismatch(path, "value", before, _type(after))
         elif not same(before, after):
             yield Mismatch(path, "value", before, after)
 
@@ -125,18 +127,27 @@ class Comparison:
             return True
         if not (is_number(after) or self._is_dynamic(after)):
             return False
-        was = jax.typeof(before)
-        if self.weak_fits and getattr(was, "weak_type", False):
-            return True
-        return typematch(was, jax.typeof(after))
+        was, now = _type(before), _type(after)
+        if self.weak_fits and getattr(was, "weak_type", False) and not _is_key(now):
+            was = was.update(dtype=now.dtype, weak_type=False)
+        return typematch(was, now)
 
     def _is_dynamic(self, leaf: Any) -> bool:
-        return is_dynamic(leaf, self.trace_numbers)
+        return isinstance(leaf, AbstractValue) or is_dynamic(leaf, self.trace_numbers)
 
     def _facts(self, tree: Any) -> Any:
         if _one_level(tree) is not None:
             return _tree.structure(tree)
-        return jax.typeof(tree) if self._is_dynamic(tree) else tree
+        return _type(tree) if self._is_dynamic(tree) else tree
+
+
+def _type(leaf: Any) -> Any:
+    # Where there are no arrays, but only what they would be, their types stand for them.
+    return leaf if isinstance(leaf, AbstractValue) else jax.typeof(leaf)
+
+
+def _is_key(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
 def _metadata_differences(

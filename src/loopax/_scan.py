@@ -10,7 +10,7 @@ from ._body import Call, Operands, Step, as_tree, body_for, merge_output
 from ._boundary import public
 from ._errors import not_a_pair
 from ._jax import combine, lax
-from ._split import split
+from ._split import split, split_held
 
 
 Carry = TypeVar("Carry")
@@ -111,7 +111,9 @@ def filter_scan(
     """
     whole, sliced = along("filter_scan", xs, in_axes, length, trace_numbers)
     state = Operands(
-        split(as_tree(f), False), split(whole, trace_numbers), split(init, trace_numbers)
+        split_held(as_tree(f)),
+        split_held(whole, trace_numbers),
+        split(init, trace_numbers),
     )
     inputs = Operands(split(sliced, trace_numbers))
     call = Call("filter_scan", f, trace_numbers, state, inputs)

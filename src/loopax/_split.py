@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.tree_util as jtu
 
 from . import _tree
-from ._static import Watch, is_dynamic, same, same_structure, structure_token, token
+from ._static import Watch, is_dynamic, is_held, same, same_structure, structure_token, token
 
 
 class _Hole:
@@ -79,6 +79,16 @@ def split(tree: Any, trace_numbers: bool, as_arrays: frozenset[int] = frozenset(
         is_dynamic(leaf, trace_numbers or place in as_arrays)
         for place, leaf in enumerate(leaves)
     ]
+    return _split(leaves, treedef, dynamic)
+
+
+def split_held(tree: Any, trace_numbers: bool = False) -> Split:
+    """As [`split`][], of what goes round a loop unchanged, such as the function."""
+    leaves, treedef = _tree.flatten(tree)
+    return _split(leaves, treedef, [is_held(leaf, trace_numbers) for leaf in leaves])
+
+
+def _split(leaves: list[Any], treedef: Any, dynamic: list[bool]) -> Split:
     pairs = list(zip(leaves, dynamic, strict=True))
     arrays = [leaf for leaf, is_array in pairs if is_array]
     rest = [HOLE if is_array else leaf for leaf, is_array in pairs]

@@ -8,6 +8,7 @@ Two notions of equality live here, one finer than the other:
   identity, as in JAX: what it closes over may have changed since.
 """
 
+import dataclasses
 import functools
 import math
 import types
@@ -18,7 +19,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
 
 from . import _tree
 
@@ -26,6 +27,10 @@ from . import _tree
 # Types that are common as leaves and that JAX never takes as values. `jax.typeof` gives
 # the same answer for them, but only after formatting an error message.
 _NEVER_VALUES = (str, bytes, type, types.FunctionType, types.MethodType)
+
+# Types that JAX was seen to refuse: it decides by type, and says no by formatting a message
+# that has the value in it.
+_refused: "weakref.WeakSet[type]" = weakref.WeakSet()
 
 # NumPy holds these, JAX does not: objects, strings, bytes, dates and durations.
 _NUMPY_ONLY_KINDS = "OUSMm"
@@ -45,17 +50,44 @@ def is_dynamic(leaf: Any, trace_numbers: bool) -> bool:
         return True
     if is_number(leaf):
         return trace_numbers
-    if isinstance(leaf, _NEVER_VALUES):
+    kind = _type_of(leaf)
+    if isinstance(leaf, _NEVER_VALUES) or kind in _refused:
         return False
+    # JAX takes it for the description of a value, not for a value.
+    return not isinstance(leaf, jax.ShapeDtypeStruct) and _is_value(leaf)
+
+
+def _is_value(leaf: Any) -> bool:
     try:
         jax.typeof(leaf)
     except TypeError:
+        _refused.add(_type_of(leaf))
         return False
     except Exception:
-        # JAX knows this kind of value and refuses it for a reason of its own, which it
-        # gives when it is handed the value.
-        return True
+        # Either JAX knows this kind of value and refuses it for a reason of its own, which
+        # it gives when it is handed the value. Or the value failed to become part of JAX's
+        # message.
+        return _has_repr(leaf)
     return True
+
+
+def _has_repr(leaf: Any) -> bool:
+    try:
+        repr(leaf)
+    except Exception:
+        return False
+    return True
+
+
+def is_held(leaf: Any, trace_numbers: bool) -> bool:
+    """Whether `leaf` can go round a loop unchanged, as part of what the loop holds.
+
+    That is, [`is_dynamic`][] but for mutable references, which no loop returns. A trace
+    closes over those.
+    """
+    if not is_dynamic(leaf, trace_numbers):
+        return False
+    return is_number(leaf) or isinstance(jax.typeof(leaf), ShapedArray)
 
 
 def is_scalar(value: Any, kinds: str) -> bool:
@@ -64,7 +96,9 @@ def is_scalar(value: Any, kinds: str) -> bool:
         aval: Any = jax.typeof(value)
     except TypeError:
         return False
-    return getattr(aval, "shape", None) == () and aval.dtype.kind in kinds
+    # The types of random keys are no dtypes of NumPy's.
+    dtype = getattr(aval, "dtype", None)
+    return isinstance(dtype, np.dtype) and aval.shape == () and dtype.kind in kinds
 
 
 def _is_numpy(value: Any) -> bool:
@@ -157,8 +191,8 @@ def _same(a: Any, b: Any, comparing: frozenset[tuple[int, int]]) -> bool:
     return _type_of(answer) in (bool, np.bool_) and bool(answer)
 
 
-def _same_number(a: complex, b: complex) -> bool:
-    return a == b or _float_key(a) == _float_key(b)
+def _same_number(a: Any, b: Any) -> bool:
+    return bool(a == b) or _float_key(a) == _float_key(b)
 
 
 def _same_function(a: Any, b: Any, recur: Callable[[Any, Any], bool]) -> bool:
@@ -203,10 +237,12 @@ def token(value: Any, watch: Watch) -> Hashable:
         return (kind, value)
     if isinstance(value, (float, complex)):
         return (kind, _float_key(value))
-    if kind in (tuple, list):
+    if kind is list or _is_tuple(value):
         return (kind, *(token(item, watch) for item in value))
     if kind is dict:
         return (kind, *(token(item, watch) for item in value.items()))
+    if kind is frozenset:
+        return (kind, frozenset(map(functools.partial(token, watch=watch), value)))
     if _is_numpy(value):
         return (kind, *_array_key(value))
     if isinstance(value, Tracer):
@@ -218,6 +254,14 @@ def token(value: Any, watch: Watch) -> Hashable:
     by_identity = kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__
     if by_identity or isinstance(value, (type, jax.Array)):
         return watch(value)
+    # Their own `==` takes parts that are equal for the same, such as `1` and `True`.
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        parts = [token(getattr(value, name, None), watch) for name in names]
+        return (kind, *parts)
+    if not _tree.is_leaf(value):
+        leaves, treedef = _tree.flatten(value)
+        return (structure_token(treedef, watch), token(leaves, watch))
     try:
         hash(value)
         trusted = bool(value == value)
@@ -242,6 +286,10 @@ def structure_token(treedef: Any, watch: Watch) -> Hashable:
 
 # The types of nodes that need no watching: they never die.
 _IMMORTAL = frozenset((None, type(None), tuple, list, dict))
+
+
+def _is_tuple(value: Any) -> bool:
+    return isinstance(value, tuple)
 
 
 def _receiver(value: Any, watch: Watch) -> Hashable:
@@ -300,7 +348,7 @@ class _WeakIdentity:
         return self.address
 
 
-def _float_key(value: complex) -> Hashable:
+def _float_key(value: Any) -> Hashable:
     # Tells 0.0 from -0.0, which a trace can, and takes NaN for NaN.
     if isinstance(value, complex):
         return (_float_key(value.real), _float_key(value.imag))
@@ -310,5 +358,6 @@ def _float_key(value: complex) -> Hashable:
 def _array_key(value: Any) -> tuple[Hashable, ...]:
     if value.dtype.hasobject:
         # The bytes of such an array are addresses.
-        return (value.dtype.str, value.shape, id(value))
-    return (value.dtype.str, value.shape, value.tobytes())
+        return (value.dtype, value.shape, id(value))
+    # The dtype itself: as texts, different ones can be equal.
+    return (value.dtype, value.shape, value.tobytes())

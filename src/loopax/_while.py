@@ -9,7 +9,7 @@ from ._body import Call, Step, as_tree, body_for, views
 from ._boundary import public
 from ._errors import not_a_predicate
 from ._jax import lax
-from ._split import closed_over, split
+from ._split import closed_over, split, split_held
 from ._static import is_scalar
 
 
@@ -89,7 +89,7 @@ def filter_while_loop(
 
     Asked for in Equinox issue [789](https://github.com/patrick-kidger/equinox/issues/789).
     """
-    functions = [split(as_tree(cond_fun), False), split(as_tree(body_fun), False)]
+    functions = [split_held(as_tree(cond_fun)), split_held(as_tree(body_fun))]
     carry = split(init_val, trace_numbers)
     if any(isinstance(leaf, Tracer) for leaf in (*functions[0].arrays, *carry.arrays)):
         # `lax` takes what the body forwards for a constant of the loop, but not if the

@@ -169,7 +169,7 @@ def test_a_rollout_that_goes_wrong_in_four_places():
         '  carry["policy"].activation   was <function relu>   came back as <function tanh>',
         "",
         "Anything that is not an array is static: it keeps one value for the whole loop.",
-        '  * carry["info"]: start from a tree that has the form which the body returns.',
+        '  * carry["info"]: start with it in place, or do not add it in the loop.',
         '  * carry["momentum"]: cast it back with .astype(jnp.float32), or start from '
         "bfloat16.",
         '  * carry["n_steps"] is a Python int. To change it in the loop, start from '
@@ -306,8 +306,8 @@ def test_none_that_becomes_an_array():
         '  carry["hidden"]   was None   came back as float32[3]',
         "",
         STATIC,
-        '  * carry["hidden"]: None is static too. Start from an array of the type '
-        "that the body returns, jnp.zeros((3,), jnp.float32).",
+        '  * carry["hidden"]: None is static too. Start from an array, '
+        "jnp.zeros((3,), jnp.float32).",
     )
 
 
@@ -318,8 +318,8 @@ def test_none_that_becomes_a_boolean_array():
         '  carry["mask"]   was None   came back as bool[2,2]',
         "",
         STATIC,
-        '  * carry["mask"]: None is static too. Start from an array of the type that '
-        "the body returns, jnp.zeros((2, 2), jnp.bool_).",
+        '  * carry["mask"]: None is static too. Start from an array, jnp.zeros((2, '
+        "2), jnp.bool_).",
     )
 
 
@@ -330,8 +330,7 @@ def test_none_that_becomes_a_key():
         '  carry["key"]   was None   came back as key<fry>[]',
         "",
         STATIC,
-        '  * carry["key"]: None is static too. Start from an array of the type that '
-        "the body returns, key<fry>[].",
+        '  * carry["key"]: None is static too. Start from a key, jax.random.key(0).',
     )
 
 
@@ -364,7 +363,7 @@ def test_a_tree_that_becomes_none():
         '  carry["hidden"]   was a tuple of length 2   came back as None',
         "",
         STATIC,
-        '  * carry["hidden"]: start from a tree that has the form which the body returns.',
+        '  * carry["hidden"]: return what was there before, or start from what is returned.',
     )
 
 
@@ -444,8 +443,7 @@ def test_a_method_of_another_object():
         '  carry["f"]   was <method advance>   came back as another <method advance>',
         "",
         STATIC,
-        '  * carry["f"]: it was made anew, over other values. Make it once, outside '
-        "of the loop, or carry those values as arrays.",
+        '  * carry["f"]: it is a method of another object. Return the one that was there.',
     )
 
 
@@ -454,11 +452,10 @@ def test_a_partial_with_another_argument():
     assert scan_to({"f": before}, {"f": after}) == text(
         must_return("filter_scan"),
         "",
-        '  carry["f"]   was <function max>   came back as another <function max>',
+        '  carry["f"]   was <function max> with 1   came back as <function max> with 2',
         "",
         STATIC,
-        '  * carry["f"]: to choose between functions in the loop, carry an index and '
-        "call loopax.filter_switch.",
+        '  * carry["f"]: keep what changes in an array, or leave it out.',
     )
 
 
@@ -480,8 +477,7 @@ def test_a_class_for_another():
         '  carry["dtype"]   was <class float32>   came back as <class bfloat16>',
         "",
         STATIC,
-        '  * carry["dtype"]: to choose between functions in the loop, carry an index '
-        "and call loopax.filter_switch.",
+        '  * carry["dtype"]: keep what changes in an array, or leave it out.',
     )
 
 
@@ -500,7 +496,7 @@ def test_objects_that_read_the_same():
     assert scan_to({"a": Thing()}, {"a": Thing()}) == text(
         must_return("filter_scan"),
         "",
-        '  carry["a"]   was <Thing>   came back as another <Thing>, not equal to it',
+        '  carry["a"]   was <Thing>   came back as another <Thing>',
         "",
         STATIC,
         '  * carry["a"]: keep what changes in an array, or leave it out.',
@@ -525,8 +521,7 @@ def test_callable_objects_that_read_the_same():
         '  carry["a"]   was <Agent>   came back as another <Agent>',
         "",
         STATIC,
-        '  * carry["a"]: to choose between functions in the loop, carry an index and '
-        "call loopax.filter_switch.",
+        '  * carry["a"]: keep what changes in an array, or leave it out.',
     )
 
 
@@ -544,12 +539,14 @@ def test_objects_with_a_long_text():
     )
 
 
-@pytest.mark.xfail(strict=True, reason="JAX formats a message with it, and it raises")
 def test_objects_without_a_text():
     assert scan_to({"a": Thing(None)}, {"a": Thing("<Thing>")}) == text(
         must_return("filter_scan"),
         "",
-        '  carry["a"]   was <Thing> (Thing)   came back as <Thing>',
+        '  carry["a"]   was <Thing>   came back as another <Thing>',
+        "",
+        STATIC,
+        '  * carry["a"]: keep what changes in an array, or leave it out.',
     )
 
 
@@ -563,7 +560,7 @@ def test_an_array_that_becomes_a_string():
         '  carry["h"]   was float32[3]   came back as "late"',
         "",
         STATIC,
-        '  * carry["h"]: return an array there, of type float32[3].',
+        '  * carry["h"]: return an array there, float32[3].',
     )
 
 
@@ -574,7 +571,7 @@ def test_an_array_that_becomes_none():
         '  carry["h"]   was float32[3]   came back as None',
         "",
         STATIC,
-        '  * carry["h"]: return an array there, of type float32[3].',
+        '  * carry["h"]: return an array there, float32[3].',
     )
 
 
@@ -614,8 +611,8 @@ def test_an_array_of_another_shape():
         "",
         '  carry["h"]   was float32[3]   came back as float32[4,3]',
         "",
-        '  * carry["h"]: an array keeps its shape for the whole loop. Start from one '
-        "of shape (4, 3), or write into one that is large enough.",
+        '  * carry["h"]: an array keeps its shape for the whole loop. Return shape '
+        "(3,), or start from shape (4, 3).",
     )
 
 
@@ -625,8 +622,9 @@ def test_an_array_of_another_shape_and_dtype():
         "",
         '  carry["h"]   was float32[3]   came back as int32[4,3]',
         "",
-        '  * carry["h"]: an array keeps its shape for the whole loop. Start from one '
-        "of shape (4, 3), or write into one that is large enough.",
+        '  * carry["h"]: cast it back with .astype(jnp.float32), or start from int32.',
+        '  * carry["h"]: an array keeps its shape for the whole loop. Return shape '
+        "(3,), or start from shape (4, 3).",
     )
 
 
@@ -636,8 +634,8 @@ def test_an_array_that_becomes_a_number():
         "",
         '  carry["h"]   was float32[3]   came back as float32[]',
         "",
-        '  * carry["h"]: an array keeps its shape for the whole loop. Start from one '
-        "of shape (), or write into one that is large enough.",
+        '  * carry["h"]: an array keeps its shape for the whole loop. Return shape '
+        "(3,), or start from shape ().",
     )
 
 
@@ -655,10 +653,11 @@ def test_a_weakly_typed_array_that_becomes_a_vector():
     assert scan_to({"n": jnp.asarray(0)}, {"n": F3}) == text(
         must_return("filter_scan"),
         "",
-        '  carry["n"]   was float32[]   came back as float32[3]',
+        '  carry["n"]   was int32[]   came back as float32[3]',
         "",
-        '  * carry["n"]: an array keeps its shape for the whole loop. Start from one '
-        "of shape (3,), or write into one that is large enough.",
+        '  * carry["n"]: cast it back with .astype(jnp.int32), or start from float32.',
+        '  * carry["n"]: an array keeps its shape for the whole loop. Return shape '
+        "(), or start from shape (3,).",
     )
 
 
@@ -668,8 +667,8 @@ def test_a_typed_key_that_becomes_a_legacy_key():
         "",
         '  carry["key"]   was key<fry>[]   came back as uint32[2]',
         "",
-        '  * carry["key"]: an array keeps its shape for the whole loop. Start from '
-        "one of shape (2,), or write into one that is large enough.",
+        '  * carry["key"]: keep to one kind of random key. jax.random.key makes typed '
+        "keys, jax.random.PRNGKey makes arrays of integers.",
     )
 
 
@@ -692,8 +691,7 @@ def test_a_key_of_another_kind():
         "",
         '  carry["key"]   was key<fry>[]   came back as key<rbg>[]',
         "",
-        '  * carry["key"]: keep to one kind of random key. jax.random.key makes typed '
-        "keys, jax.random.PRNGKey makes arrays of integers.",
+        '  * carry["key"]: keep to one implementation of random keys, their `impl`.',
     )
 
 
@@ -732,8 +730,8 @@ def test_a_carry_of_another_sharding():
             "",
             '  carry["h"]   was float32[4]   came back as float32[4@x]',
             "",
-            '  * carry["h"]: start from a value with the same sharding, or reshard it in '
-            "the body.",
+            '  * carry["h"]: start from a value with the same sharding, by '
+            "jax.device_put, or change it back in the body, by jax.sharding.reshard.",
         )
 
 
@@ -747,7 +745,8 @@ def test_a_static_field():
         "  carry[0].use_bias   was True (bool)   came back as False (bool)",
         "",
         STATIC,
-        "  * carry[0].use_bias: keep what changes in an array, or leave it out.",
+        "  * carry[0].use_bias: declared static, and part of the structure. What is "
+        "to change has to be an array in an ordinary field.",
     )
 
 
@@ -759,7 +758,8 @@ def test_a_static_field_that_holds_a_function():
         '  carry["net"].use_bias   was <function relu>   came back as <function tanh>',
         "",
         STATIC,
-        '  * carry["net"].use_bias: keep what changes in an array, or leave it out.',
+        '  * carry["net"].use_bias: declared static, and part of the structure. What '
+        "is to change has to be an array in an ordinary field.",
     )
 
 
@@ -770,7 +770,7 @@ def test_metadata_of_another_kind_of_node():
         "  carry[\"t\"]   had metadata ('a', ('x',))   came back with metadata ('b', ('x',))",
         "",
         STATIC,
-        '  * carry["t"]: keep what changes in an array, or leave it out.',
+        '  * carry["t"]: metadata are part of the structure. Keep them as they are.',
     )
 
 
@@ -782,8 +782,8 @@ def test_a_new_field_and_a_missing_one():
         '  carry["t"]   came back with a new field y',
         "",
         STATIC,
-        '  * carry["t"], carry["t"]: start from a tree that has the form which the '
-        "body returns.",
+        '  * carry["t"]: return it too, or leave it out from the start.',
+        '  * carry["t"]: start with it in place, or do not add it in the loop.',
     )
 
 
@@ -794,7 +794,7 @@ def test_a_list_that_becomes_a_tuple():
         '  carry["l"]   was a list of length 2   came back as a tuple of length 2',
         "",
         STATIC,
-        '  * carry["l"]: start from a tree that has the form which the body returns.',
+        '  * carry["l"]: return what was there before, or start from what is returned.',
     )
 
 
@@ -805,7 +805,7 @@ def test_a_tuple_that_becomes_a_dict():
         '  carry["l"]   was a tuple of length 1   came back as a dict with keys "a", "b"',
         "",
         STATIC,
-        '  * carry["l"]: start from a tree that has the form which the body returns.',
+        '  * carry["l"]: return what was there before, or start from what is returned.',
     )
 
 
@@ -816,7 +816,7 @@ def test_a_namedtuple_that_becomes_a_tuple():
         "  carry   was a Pair   came back as a tuple of length 2",
         "",
         STATIC,
-        "  * carry: start from a tree that has the form which the body returns.",
+        "  * carry: return what was there before, or start from what is returned.",
     )
 
 
@@ -827,7 +827,7 @@ def test_a_module_of_another_class():
         '  carry["net"]   was a Layer   came back as an OtherLayer',
         "",
         STATIC,
-        '  * carry["net"]: start from a tree that has the form which the body returns.',
+        '  * carry["net"]: return what was there before, or start from what is returned.',
     )
 
 
@@ -838,7 +838,7 @@ def test_an_array_that_becomes_a_tree():
         '  carry["h"]   was float32[3]   came back as {}',
         "",
         STATIC,
-        '  * carry["h"]: start from a tree that has the form which the body returns.',
+        '  * carry["h"]: return what was there before, or start from what is returned.',
     )
 
 
@@ -849,7 +849,7 @@ def test_a_tree_that_becomes_an_array():
         '  carry["h"]   was {}   came back as float32[3]',
         "",
         STATIC,
-        '  * carry["h"]: start from a tree that has the form which the body returns.',
+        '  * carry["h"]: return what was there before, or start from what is returned.',
     )
 
 
@@ -860,7 +860,8 @@ def test_a_list_that_grows():
         '  carry["log"]   had length 0   came back with length 1',
         "",
         STATIC,
-        '  * carry["log"]: start from a tree that has the form which the body returns.',
+        '  * carry["log"]: it keeps its length. To collect something at each step, '
+        "return it besides the carry, or write into an array.",
     )
 
 
@@ -871,7 +872,8 @@ def test_a_tuple_that_shrinks():
         "  carry   had length 3   came back with length 2",
         "",
         STATIC,
-        "  * carry: start from a tree that has the form which the body returns.",
+        "  * carry: it keeps its length. To collect something at each step, return it "
+        "besides the carry, or write into an array.",
     )
 
 
@@ -883,7 +885,7 @@ def test_a_new_key():
         '  carry["info"]   came back with a new key "truncated"',
         "",
         STATIC,
-        '  * carry["info"]: start from a tree that has the form which the body returns.',
+        '  * carry["info"]: start with it in place, or do not add it in the loop.',
     )
 
 
@@ -895,7 +897,7 @@ def test_a_missing_key():
         '  carry["info"]   came back without the key 3',
         "",
         STATIC,
-        '  * carry["info"]: start from a tree that has the form which the body returns.',
+        '  * carry["info"]: return it too, or leave it out from the start.',
     )
 
 
@@ -917,9 +919,10 @@ def test_columns_are_aligned():
         '  * carry["a"] is a Python int. To change it in the loop, start from an '
         "array, jnp.asarray(0), or pass trace_numbers=True.",
         '  * carry["long name"]: keep what changes in an array, or leave it out.',
-        '  * carry["n"]: an array keeps its shape for the whole loop. Start from one '
-        "of shape (3,), or write into one that is large enough.",
-        '  * carry["t"]: start from a tree that has the form which the body returns.',
+        '  * carry["n"]: an array keeps its shape for the whole loop. Return shape '
+        "(), or start from shape (3,).",
+        '  * carry["t"]: it keeps its length. To collect something at each step, '
+        "return it besides the carry, or write into an array.",
     )
 
 
@@ -935,8 +938,8 @@ def test_paths_that_need_the_same_are_named_together():
         '  carry["d"]   was "x"       came back as "z"',
         "",
         STATIC,
-        '  * carry["a"], carry["b"] are each a Python int. To change it in the loop, '
-        "start from an array, jnp.asarray(0), or pass trace_numbers=True.",
+        '  * carry["a"], carry["b"] are each a Python int. To change them in the '
+        "loop, start from an array, jnp.asarray(0), or pass trace_numbers=True.",
         '  * carry["c"], carry["d"]: keep what changes in an array, or leave it out.',
     )
 
@@ -953,7 +956,7 @@ def test_of_many_paths_that_need_the_same_three_are_named():
         "",
         STATIC,
         "  * carry[0], carry[1], carry[2] and 2 more are each a Python int. To change "
-        "it in the loop, start from an array, jnp.asarray(0), or pass "
+        "them in the loop, start from an array, jnp.asarray(0), or pass "
         "trace_numbers=True.",
     )
 
@@ -967,8 +970,8 @@ def test_arrays_only():
         "  carry[1]   was float32[3]   came back as float32[2]",
         "",
         "  * carry[0]: cast it back with .astype(jnp.float32), or start from int32.",
-        "  * carry[1]: an array keeps its shape for the whole loop. Start from one of "
-        "shape (2,), or write into one that is large enough.",
+        "  * carry[1]: an array keeps its shape for the whole loop. Return shape "
+        "(3,), or start from shape (2,).",
     )
 
 
@@ -1118,7 +1121,7 @@ def while_asking(answer):
     [
         (jnp.zeros(3, bool), "bool[3]. Reduce it, with jnp.any or jnp.all."),
         (np.zeros((2, 2), bool), "bool[2,2]. Reduce it, with jnp.any or jnp.all."),
-        (F3, "float32[3]. Reduce it, with jnp.any or jnp.all."),
+        (F3, "float32[3]. Compare it with something. Reduce it, with jnp.any or jnp.all."),
         (jnp.asarray(1), "int32[]. Compare it with something."),
         (jnp.asarray(1.0), "float32[]. Compare it with something."),
         (1, "1 (int). Compare it with something."),
@@ -1129,11 +1132,7 @@ def while_asking(answer):
         ((jnp.asarray(True), F3), "a tuple of length 2."),
         ([jnp.asarray(True)], "a list of length 1."),
         ({"go": jnp.asarray(True)}, 'a dict with keys "go".'),
-        pytest.param(
-            jr.key(0),
-            "key<fry>[].",
-            marks=pytest.mark.xfail(strict=True, reason="AttributeError: KeyTy ... kind"),
-        ),
+        (jr.key(0), "key<fry>[]. Compare it with something."),
     ],
 )
 def test_a_predicate_must_return_a_boolean_scalar(answer, said):
@@ -1255,11 +1254,8 @@ def wrong(call):
             {"length": (3,)},
             "`length` must be an integer or None, but is a tuple of length 1.",
         ),
-        (
-            {"reverse": "yes"},
-            '`reverse` must be a boolean or a NumPy boolean, but is "yes".',
-        ),
-        ({"reverse": 1}, "`reverse` must be a boolean or a NumPy boolean, but is 1 (int)."),
+        ({"reverse": "yes"}, '`reverse` must be a boolean, but is "yes".'),
+        ({"reverse": 1}, "`reverse` must be a boolean, but is 1 (int)."),
         ({"unroll": "all"}, '`unroll` must be an integer, but is "all".'),
         ({"trace_numbers": 1}, "`trace_numbers` must be a boolean, but is 1 (int)."),
         ({"trace_numbers": None}, "`trace_numbers` must be a boolean, but is None."),
@@ -1404,7 +1400,6 @@ def test_with_traced_numbers_all_else_is_refused_in_the_words_of_lax(name, args,
     assert type(ours) is type(theirs)
 
 
-@pytest.mark.xfail(strict=True, reason="lax fails with an IndexError there")
 def test_with_traced_numbers_the_words_are_ours_when_lax_has_none():
     options = {"kind": loopax.ArgumentError, "trace_numbers": True}
     assert scan_over(jnp.asarray(1.0), **options).startswith("filter_scan: xs is float32[]")
@@ -1426,8 +1421,8 @@ def test_with_traced_numbers_the_words_are_ours_when_lax_has_no_such_parameter()
         "",
         "  carry   was float32[3]   came back as float32[2]",
         "",
-        "  * carry: an array keeps its shape for the whole loop. Start from one of "
-        "shape (2,), or write into one that is large enough.",
+        "  * carry: an array keeps its shape for the whole loop. Return shape (3,), "
+        "or start from shape (2,).",
     )
 
 

@@ -62,6 +62,26 @@ class Plain:
             init_val = body_fun(i, init_val)
         return init_val
 
+    @staticmethod
+    def filter_cond(pred, true_fun, false_fun, *operands):
+        return true_fun(*operands) if pred else false_fun(*operands)
+
+    @staticmethod
+    def filter_switch(index, branches, *operands):
+        return branches[int(index)](*operands)
+
+    @staticmethod
+    def filter_map(f, xs):
+        return stack([f(x) for x in rows(xs)])
+
+    @staticmethod
+    def filter_associative_scan(fn, elems):
+        first, *rest = rows(elems)
+        results = [first]
+        for elem in rest:
+            results.append(fn(results[-1], elem))
+        return stack(results)
+
 
 class Ours:
     """`loopax`, and what makes a number known only when the program runs."""
@@ -70,6 +90,10 @@ class Ours:
     filter_scan = staticmethod(loopax.filter_scan)
     filter_while_loop = staticmethod(loopax.filter_while_loop)
     filter_fori_loop = staticmethod(loopax.filter_fori_loop)
+    filter_cond = staticmethod(loopax.filter_cond)
+    filter_switch = staticmethod(loopax.filter_switch)
+    filter_map = staticmethod(loopax.filter_map)
+    filter_associative_scan = staticmethod(loopax.filter_associative_scan)
 
 
 # -- programs ----------------------------------------------------------------------------
@@ -183,6 +207,52 @@ def fori_loop_with_a_dynamic_bound(fl, net, x):
     return fl.jit(run)(np.int32(3), net, x)
 
 
+@program()
+def cond_between_modules(fl, net, x):
+    def scaled(net, x, rate):
+        return {"h": net(x) * rate, "net": net, "name": "t"}
+
+    def plain(net, x, rate):
+        return {"h": jnp.sin(x), "net": net, "name": "t"}
+
+    out = fl.filter_cond(jnp.sum(x) > 0, scaled, plain, net, x, 0.5)
+    return {"h": out["h"], "net": out["net"]}
+
+
+@program()
+def switch_with_modules_as_branches(fl, net, x):
+    branches = [jnp.sin, net, eqx.nn.Lambda(jnp.cos)]
+    return fl.filter_switch((x[0] > 0).astype(int), branches, x)
+
+
+@program()
+def map_over_rows(fl, net, x):
+    def row(x):
+        return {"h": x["net"](x["x"]), "name": x["name"]}
+
+    layers = stack([net, jax.tree.map(lambda w: w * 2 if eqx.is_array(w) else w, net)])
+    xs = {"net": layers, "x": jnp.stack([x, 2 * x]), "name": "t"}
+    return fl.filter_map(row, xs)["h"]
+
+
+class Affine(eqx.Module):
+    """Maps composed by an associative operation."""
+
+    scale: Array
+    shift: Array
+    name: str
+
+    def then(self, other):
+        shift = other.scale * self.shift + other.shift
+        return Affine(self.scale * other.scale, shift, self.name)
+
+
+@program()
+def associative_scan_of_modules(fl, net, x):
+    elems = Affine(jnp.stack([net(x), x, x + 1]), jnp.stack([x, net(x), -x]), "t")
+    return fl.filter_associative_scan(Affine.then, elems)
+
+
 # -- transformations ---------------------------------------------------------------------
 
 NET = eqx.nn.MLP(2, 2, 3, 1, activation=jnp.tanh, key=jr.key(0))
@@ -200,8 +270,7 @@ class Subject:
         self.namespace = namespace
 
     def of_trees(self, net, x):
-        out = self.function(self.namespace, net, x)
-        return jax.tree.map(lambda leaf: leaf, eqx.filter(out, eqx.is_array))
+        return eqx.filter(self.function(self.namespace, net, x), eqx.is_array)
 
     def of_arrays(self, weights, x):
         return self.of_trees(eqx.combine(weights, STATIC), x)

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from . import _tree
-from ._errors import ArgumentError, LengthError, length_conflict, type_text
+from ._errors import ArgumentError, LengthError, length_conflict
 from ._jax import partition
 from ._mismatch import key_text
 from ._static import is_dynamic
+from ._words import type_text
 
 
 # An axis, `None` to pass arrays whole, a function from a leaf to one of these (such as

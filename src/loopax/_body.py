@@ -1,120 +1,23 @@
 """The function that JAX traces in place of the user's: merge, call, split, compare."""
 
 import contextlib
-import functools
 import threading
 import types
 import weakref
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any
 
-import equinox as eqx
-
-from ._errors import carry_mismatch, named
+from ._call import Call, Operands, is_plain_partial
+from ._errors import carry_mismatch
 from ._mismatch import Comparison
-from ._split import HOLE, Arrays, Split, Static, names, split, split_held
-from ._static import NoToken, Watch, watch_with
+from ._split import HOLE, Arrays, Static, names, split
+from ._static import NoToken, watch_with
+from ._words import named
 
 
 # How a loop calls the user's functions. It is given the step and the trees that the loop
 # was called with, and returns what `lax` expects of the body.
 Calling = Callable[..., Any]
-
-
-def as_tree(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as a PyTree, so that the arrays inside it are seen.
-
-    A Module is one already. Python's own bound methods and partial applications are not;
-    to JAX they are opaque.
-    """
-    if isinstance(function, types.MethodType):
-        return eqx.Partial(function.__func__, function.__self__)
-    if _is_plain_partial(function):
-        partial: Any = function
-        return eqx.Partial(as_tree(partial.func), *partial.args, **partial.keywords)
-    return function
-
-
-def _is_plain_partial(function: Any) -> bool:
-    # JAX has a subclass of it that is a PyTree.
-    return type(function) is functools.partial
-
-
-class Operands:
-    """The trees that go through one argument of a primitive, split and side by side."""
-
-    def __init__(self, *splits: Split):
-        self.arrays = [array for part in splits for array in part.arrays]
-        self.statics = tuple(part.static for part in splits)
-
-    def merge(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """The trees again, over other arrays."""
-        return _merge(self.statics, arrays)
-
-
-def _merge(statics: Sequence[Static], arrays: Sequence[Any]) -> tuple[Any, ...]:
-    rest = iter(arrays)
-    return tuple(static.merge(rest) for static in statics)
-
-
-def views(functions: Sequence[Split], *others: Split) -> list[Operands]:
-    """What each of several functions is called with: all of them, and the other trees.
-
-    Each view has the same arrays. Of the other functions it has nothing else, so that no
-    trace depends on what is static in a function that it does not call.
-    """
-    bare = [split_held(part.arrays) for part in functions]
-    return [
-        Operands(*bare[:own], part, *bare[own + 1 :], *others)
-        for own, part in enumerate(functions)
-    ]
-
-
-class Call:
-    """What is static in one call of a public function, while the call lasts.
-
-    - `caller`: the public function.
-    - `function`: the function of the user's that is to be traced.
-    - `operands`: for each argument of the traced function that holds arrays, its trees.
-        The first holds the functions, and last of all the carry.
-    - `functions`, `own`: how many functions there are, and which one is `function`.
-    - `as_arrays`: which leaves of its outputs are arrays even if they are numbers.
-    """
-
-    def __init__(
-        self,
-        caller: str,
-        function: Callable[..., Any],
-        trace_numbers: bool,
-        *operands: Operands,
-        functions: int = 1,
-        own: int = 0,
-        as_arrays: frozenset[int] = frozenset(),
-    ):
-        self.caller = caller
-        self.function = function
-        self.trace_numbers = trace_numbers
-        self.statics = tuple(operand.statics for operand in operands)
-        self.functions = functions
-        self.own = own
-        self.as_arrays = as_arrays
-
-    @property
-    def leaves(self) -> list[Any]:
-        return [leaf for part in self.statics for one in part for leaf in one.leaves]
-
-    def merge(self, inputs: Sequence[Arrays]) -> tuple[Any, ...]:
-        """The function, and the trees to call it with."""
-        trees = [
-            tree
-            for statics, node in zip(self.statics, inputs, strict=True)
-            for tree in _merge(statics, node.arrays)
-        ]
-        return trees[self.own], *trees[self.functions :]
-
-    def token(self, watch: Watch) -> Hashable:
-        statics = (static.token(watch) for part in self.statics for static in part)
-        return (self.trace_numbers, self.functions, self.own, self.as_arrays, *statics)
 
 
 class Step:
@@ -177,34 +80,39 @@ class _Label(Static):
     alive the very things whose death takes the body out of the cache.
     """
 
-    __slots__ = ("_body", "_known")
+    __slots__ = ("_body", "_given")
 
     def __init__(self, static: Static, body: "Body", call: Call):
-        index = {id(leaf): n for n, leaf in enumerate(call.leaves)}
-        self._known = [index.get(id(leaf)) for leaf in static.leaves]
+        places = {id(leaf): n for n, leaf in enumerate(call.leaves) if leaf is not HOLE}
+        kept: list[Any] = []
+        # For each leaf that is left out its place in the call; for a bound method that of
+        # its receiver, of which there is a new method at each access.
+        self._given: list[int | None] = []
+        for leaf in static.leaves:
+            place, rest = places.get(id(leaf)), leaf
+            if place is not None:
+                rest = None
+            elif isinstance(leaf, types.MethodType):
+                place = places.get(id(leaf.__self__))
+                rest = leaf if place is None else leaf.__func__
+            kept.append(rest)
+            self._given.append(place)
         self._body = weakref.ref(body)
-        super().__init__(
-            static.treedef,
-            [
-                leaf if leaf is HOLE or known is None else None
-                for leaf, known in zip(static.leaves, self._known, strict=True)
-            ],
-        )
+        super().__init__(static.treedef, kept)
 
     @property
     def leaves(self) -> tuple[Any, ...]:
-        given = self._given()
-        return tuple(
-            leaf if leaf is HOLE or known is None else given[known]
-            for leaf, known in zip(self._leaves, self._known, strict=True)
-        )
-
-    def _given(self) -> Sequence[Any]:
         body = self._body()
-        if body is None or not body.calls:
-            # Between calls there is nothing to tell but which leaf it would be.
-            return range(1 + max((n for n in self._known if n is not None), default=-1))
-        return body.calls[-1].leaves
+        # Between calls there is nothing to tell but which leaf it would be.
+        call = body.calls[-1].leaves if body is not None and body.calls else None
+        leaves: list[Any] = []
+        for rest, place in zip(self._leaves, self._given, strict=True):
+            if place is None:
+                leaves.append(rest)
+            else:
+                leaf = place if call is None else call[place]
+                leaves.append(leaf if rest is None else types.MethodType(rest, leaf))
+        return tuple(leaves)
 
 
 class Body:
@@ -257,7 +165,7 @@ def _plain(function: Any) -> Callable[..., Any]:
     # What `inspect` can take a signature and a place from.
     if hasattr(function, "__code__") or hasattr(function, "__wrapped__"):
         return function
-    return function if _is_plain_partial(function) else function.__call__
+    return function if is_plain_partial(function) else function.__call__
 
 
 def merge_output(output: Arrays) -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 from jax.core import AbstractValue
 
 from . import _tree
-from ._body import Body, Call, Operands, Step, as_tree, body_for, merge_output, views
+from ._body import Body, Step, body_for, merge_output
+from ._call import Call, Operands, as_tree, views
 from ._errors import branch_mismatch
 from ._jax import make_jaxpr
 from ._mismatch import Comparison

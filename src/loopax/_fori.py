@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any, SupportsInt, TypeVar
 
-from ._body import Call, Operands, Step, as_tree, body_for
+from ._body import Step, body_for
 from ._boundary import public
+from ._call import Call, Operands, as_tree
 from ._jax import lax
 from ._split import split, split_held
 

@@ -7,8 +7,9 @@ import jax
 
 from . import _tree
 from ._axes import length_along
-from ._body import Call, Operands, Step, as_tree, body_for, merge_output
+from ._body import Step, body_for, merge_output
 from ._boundary import public
+from ._call import Call, Operands, as_tree
 from ._errors import LengthError
 from ._jax import lax
 from ._split import Arrays, split, split_held

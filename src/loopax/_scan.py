@@ -6,8 +6,9 @@ from typing import Any, SupportsInt, TypeVar, cast
 import numpy as np
 
 from ._axes import Axes, along, stacked
-from ._body import Call, Operands, Step, as_tree, body_for, merge_output
+from ._body import Step, body_for, merge_output
 from ._boundary import public
+from ._call import Call, Operands, as_tree
 from ._errors import not_a_pair
 from ._jax import combine, lax
 from ._split import split, split_held

@@ -5,8 +5,9 @@ from typing import Any, TypeVar
 
 from jax.core import Tracer
 
-from ._body import Call, Step, as_tree, body_for, views
+from ._body import Step, body_for
 from ._boundary import public
+from ._call import Call, as_tree, views
 from ._errors import not_a_predicate
 from ._jax import lax
 from ._split import closed_over, split, split_held

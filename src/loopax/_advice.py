@@ -1,0 +1,179 @@
+"""What to do about a mismatch."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import AbstractValue
+
+from ._mismatch import Mismatch
+from ._static import is_number
+from ._words import is_array_type, type_text
+
+
+def hints(
+    mismatches: Sequence[Mismatch], hint: Callable[[Mismatch], Iterable[str]]
+) -> Iterator[str]:
+    """What to do. Paths that need the same are named together."""
+    paths: dict[str, dict[str, None]] = {}
+    for mismatch in mismatches:
+        for advice in hint(mismatch):
+            paths.setdefault(advice, {})[mismatch.path] = None
+    for advice, at in paths.items():
+        first = ", ".join(list(at)[:3])
+        more = f" and {len(at) - 3} more" if len(at) > 3 else ""
+        one = len(at) == 1
+        yield advice.format(
+            paths=first + more,
+            is_a="is a" if one else "are each a",
+            it="it" if one else "them",
+        )
+
+
+def for_carry(mismatch: Mismatch) -> Iterator[str]:
+    before, after = mismatch.before, mismatch.after
+    to_array = isinstance(after, AbstractValue)
+    match mismatch.kind:
+        case "array":
+            yield from _array_hints(before, after)
+        case "static":
+            yield f"{{paths}}: return an array there, {_braced(type_text(before))}."
+        case "value" | "type" if before is None and to_array:
+            yield f"{{paths}}: None is static too. Start from {_braced(_start(after))}."
+        case "value" | "type" if before is None:
+            yield "{paths}: None is static too. Start from what the body returns."
+        case "value" if is_number(before):
+            yield (
+                f"{{paths}} {{is_a}} Python {type(before).__name__}. To change {{it}} in the "
+                f"loop, start from an array, jnp.asarray({before!r}), or pass "
+                "trace_numbers=True."
+            )
+        case "value" if to_array:
+            yield "{paths}: return what was there before, or start from an array."
+        case "value":
+            yield _value_hint(before, after)
+        case "field":
+            yield (
+                "{paths}: declared static, and part of the structure. What is to change has "
+                "to be an array in an ordinary field."
+            )
+        case "new":
+            yield "{paths}: start with it in place, or do not add it in the loop."
+        case "missing":
+            yield "{paths}: return it too, or leave it out from the start."
+        case "length":
+            yield (
+                "{paths}: it keeps its length. To collect something at each step, return it "
+                "besides the carry, or write into an array."
+            )
+        case "type":
+            yield "{paths}: return what was there before, or start from what is returned."
+        case "metadata":
+            yield "{paths}: metadata are part of the structure. Keep them as they are."
+
+
+def _value_hint(before: Any, after: Any) -> str:
+    code = getattr(before, "__code__", None)
+    if code is not None and code is getattr(after, "__code__", None):
+        if hasattr(before, "__self__"):
+            return "{paths}: it is a method of another object. Return the one that was there."
+        return (
+            "{paths}: it was made anew, over other values. Make it once, outside of the "
+            "loop, or carry those values as arrays."
+        )
+    if _is_function(before) and _is_function(after):
+        return (
+            "{paths}: to choose between functions in the loop, carry an index and call "
+            "loopax.filter_switch."
+        )
+    return "{paths}: keep what changes in an array, or leave it out."
+
+
+def _is_function(value: Any) -> bool:
+    # JAX's own have types of their own, so that a name has to do for a sign.
+    return callable(value) and hasattr(value, "__name__") and not isinstance(value, type)
+
+
+def for_branches(mismatch: Mismatch) -> Iterator[str]:
+    before, after = mismatch.before, mismatch.after
+    match mismatch.kind:
+        case "array":
+            yield "{paths}: return arrays of one type, with .astype for example."
+        case "value" if is_number(before) and is_number(after):
+            yield (
+                "{paths}: Python numbers are static. To return different ones, return "
+                f"arrays, jnp.asarray({before!r}), or pass trace_numbers=True."
+            )
+        case "value" | "static" | "field" | "metadata":
+            yield (
+                "{paths}: anything that is not an array is static, and must not depend on "
+                "which branch runs. Return an array there, or the same from each branch."
+            )
+        case _:
+            yield "{paths}: return trees of one form from each branch."
+
+
+def _array_hints(before: Any, after: Any) -> Iterator[str]:
+    if not (is_array_type(before) and is_array_type(after)):
+        return
+    keys = [jnp.issubdtype(aval.dtype, jax.dtypes.prng_key) for aval in (before, after)]
+    if any(keys):
+        if all(keys) and before.dtype != after.dtype:
+            yield "{paths}: keep to one implementation of random keys, their `impl`."
+        elif not all(keys):
+            yield (
+                "{paths}: keep to one kind of random key. jax.random.key makes typed keys, "
+                "jax.random.PRNGKey makes arrays of integers."
+            )
+            return
+    elif before.dtype != after.dtype:
+        yield (
+            f"{{paths}}: cast {{it}} back with .astype({_dtype_text(before.dtype)}), "
+            f"or start from {_dtype_text(after.dtype, prefix='')}."
+        )
+    if before.shape != after.shape:
+        yield (
+            f"{{paths}}: an array keeps its shape for the whole loop. Return shape "
+            f"{before.shape}, or start from shape {after.shape}."
+        )
+    elif before.dtype == after.dtype:
+        yield _placement_hint(before, after)
+
+
+def _placement_hint(before: Any, after: Any) -> str:
+    missing = sorted(_varying(after) - _varying(before))
+    if missing:
+        return (
+            "{paths}: start from a value that varies over the same axes, "
+            f"jax.lax.pcast(..., {tuple(missing)!r}, to='varying')."
+        )
+    return (
+        "{paths}: start from a value with the same sharding, by jax.device_put, or change it "
+        "back in the body, by jax.sharding.reshard."
+    )
+
+
+def _dtype_text(dtype: Any, prefix: str = "jnp.") -> str:
+    return prefix + np.dtype(dtype).name.replace("bool", "bool_" if prefix else "bool")
+
+
+def _varying(aval: Any) -> frozenset[str]:
+    # Called `vma` first, and part of `mat` since JAX 0.10.
+    manual = getattr(aval, "mat", None)
+    names = getattr(aval, "vma", ()) if manual is None else manual.varying
+    return frozenset(names or ())
+
+
+def _start(aval: Any) -> str:
+    """Something of the type `aval`, to start from."""
+    if is_array_type(aval) and jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return "a key, jax.random.key(0)"
+    if is_array_type(aval):
+        return f"an array, jnp.zeros({tuple(aval.shape)}, {_dtype_text(aval.dtype)})"
+    return type_text(aval)
+
+
+def _braced(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")

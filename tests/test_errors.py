@@ -1132,12 +1132,18 @@ def while_asking(answer):
         ((jnp.asarray(True), F3), "a tuple of length 2."),
         ([jnp.asarray(True)], "a list of length 1."),
         ({"go": jnp.asarray(True)}, 'a dict with keys "go".'),
-        (jr.key(0), "key<fry>[]. Compare it with something."),
     ],
 )
 def test_a_predicate_must_return_a_boolean_scalar(answer, said):
     assert while_asking(answer) == (
         f"filter_while_loop: `again` (here) must return a boolean scalar, but returned {said}"
+    )
+
+
+def test_a_key_is_no_predicate():
+    assert while_asking(jr.key(0)).startswith(
+        "filter_while_loop: `again` (here) must return a boolean scalar, but returned "
+        "key<fry>[]."
     )
 
 
@@ -1323,6 +1329,1014 @@ def test_an_unknown_argument_is_named_by_python():
         loopax.filter_while_loop(step, step, F3, max_iter=3)
 
 
+# -- branches that disagree --------------------------------------------------------------
+
+
+def cond_between(one_returns, two_returns, **options):
+    """What a cond says whose branches return these."""
+
+    def one():
+        return one_returns
+
+    def two():
+        return two_returns
+
+    return message(lambda: loopax.filter_cond(jnp.asarray(True), one, two, **options))
+
+
+def switch_between(one_returns, two_returns, three_returns, **options):
+    def one():
+        return one_returns
+
+    def two():
+        return two_returns
+
+    def three():
+        return three_returns
+
+    branches = [one, two, three]
+    return message(lambda: loopax.filter_switch(jnp.asarray(0), branches, **options))
+
+
+def test_branches_with_other_strings():
+    assert cond_between({"phase": "early"}, {"phase": "late"}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["phase"]   "early"   from true_fun `one` (here)',
+        '                    "late"    from false_fun `two` (here)',
+        "",
+        '  * output["phase"]: anything that is not an array is static, and must not '
+        "depend on which branch runs. Return an array there, or the same from each "
+        "branch.",
+    )
+
+
+def test_branches_with_other_numbers():
+    assert cond_between({"rate": 0.5}, {"rate": 0.25}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["rate"]   0.5 (float)    from true_fun `one` (here)',
+        "                   0.25 (float)   from false_fun `two` (here)",
+        "",
+        '  * output["rate"]: Python numbers are static. To return different ones, '
+        "return arrays, jnp.asarray(0.5), or pass trace_numbers=True.",
+    )
+
+
+def test_branches_of_which_one_returns_true_for_one():
+    assert cond_between({"n": 1}, {"n": True}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["n"]   1 (int)       from true_fun `one` (here)',
+        "                True (bool)   from false_fun `two` (here)",
+        "",
+        '  * output["n"]: Python numbers are static. To return different ones, return '
+        "arrays, jnp.asarray(1), or pass trace_numbers=True.",
+    )
+
+
+def test_a_branch_with_a_number_and_one_with_a_string():
+    assert cond_between({"n": 1}, {"n": "1"}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["n"]   1 (int)   from true_fun `one` (here)',
+        '                "1"       from false_fun `two` (here)',
+        "",
+        '  * output["n"]: anything that is not an array is static, and must not '
+        "depend on which branch runs. Return an array there, or the same from each "
+        "branch.",
+    )
+
+
+def test_branches_with_other_functions():
+    assert cond_between(Layer(F3, relu), Layer(F3, tanh)) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        "  output.activation   <function relu>   from true_fun `one` (here)",
+        "                      <function tanh>   from false_fun `two` (here)",
+        "",
+        "  * output.activation: anything that is not an array is static, and must not "
+        "depend on which branch runs. Return an array there, or the same from each "
+        "branch.",
+    )
+
+
+def test_branches_with_functions_of_one_code():
+    assert cond_between({"f": scaled_by(1)}, {"f": scaled_by(2)}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["f"]   <function <lambda>>           from true_fun `one` (here)',
+        "                another <function <lambda>>   from false_fun `two` (here)",
+        "",
+        '  * output["f"]: anything that is not an array is static, and must not '
+        "depend on which branch runs. Return an array there, or the same from each "
+        "branch.",
+    )
+
+
+def test_branches_with_partials():
+    assert cond_between(functools.partial(max, 1), functools.partial(max, 2)) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        "  output   <function max> with 1   from true_fun `one` (here)",
+        "           <function max> with 2   from false_fun `two` (here)",
+        "",
+        "  * output: anything that is not an array is static, and must not depend on "
+        "which branch runs. Return an array there, or the same from each branch.",
+    )
+
+
+def test_branches_with_arrays_of_other_shapes():
+    assert cond_between({"h": F3}, {"h": SHORT}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["h"]   float32[3]   from true_fun `one` (here)',
+        "                float32[2]   from false_fun `two` (here)",
+        "",
+        '  * output["h"]: return arrays of one shape.',
+    )
+
+
+def test_branches_with_arrays_of_other_dtypes():
+    assert cond_between({"h": F3}, {"h": F3.astype("int32")}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["h"]   float32[3]   from true_fun `one` (here)',
+        "                int32[3]     from false_fun `two` (here)",
+        "",
+        '  * output["h"]: return arrays of one dtype; .astype casts.',
+    )
+
+
+def test_branches_with_arrays_of_other_shapes_and_dtypes():
+    assert cond_between(F3, SHORT.astype("int32")) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        "  output   float32[3]   from true_fun `one` (here)",
+        "           int32[2]     from false_fun `two` (here)",
+        "",
+        "  * output: return arrays of one dtype; .astype casts.",
+    )
+
+
+def test_branches_with_keys_of_either_kind():
+    assert cond_between(jr.key(0), jr.PRNGKey(0)) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        "  output   key<fry>[]   from true_fun `one` (here)",
+        "           uint32[2]    from false_fun `two` (here)",
+        "",
+        "  * output: return arrays of one dtype; .astype casts.",
+    )
+
+
+def test_a_branch_with_an_array_and_one_with_none():
+    assert cond_between({"h": F3}, {"h": None}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["h"]   float32[3]   from true_fun `one` (here)',
+        "                None         from false_fun `two` (here)",
+        "",
+        '  * output["h"]: anything that is not an array is static, and must not '
+        "depend on which branch runs. Return an array there, or the same from each "
+        "branch.",
+    )
+
+
+def test_a_branch_with_none_and_one_with_an_array():
+    assert cond_between({"h": None}, {"h": F3}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["h"]   None         from true_fun `one` (here)',
+        "                float32[3]   from false_fun `two` (here)",
+        "",
+        '  * output["h"]: anything that is not an array is static, and must not '
+        "depend on which branch runs. Return an array there, or the same from each "
+        "branch.",
+    )
+
+
+def test_a_branch_with_an_array_and_one_with_a_string():
+    assert cond_between({"h": F3}, {"h": "late"}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["h"]   float32[3]   from true_fun `one` (here)',
+        '                "late"       from false_fun `two` (here)',
+        "",
+        '  * output["h"]: anything that is not an array is static, and must not '
+        "depend on which branch runs. Return an array there, or the same from each "
+        "branch.",
+    )
+
+
+def test_a_branch_with_a_number_and_one_with_a_vector():
+    assert cond_between({"n": 1.0}, {"n": F3}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["n"]   float32[]    from true_fun `one` (here)',
+        "                float32[3]   from false_fun `two` (here)",
+        "",
+        '  * output["n"]: return arrays of one shape.',
+    )
+
+
+def test_a_branch_with_a_vector_and_one_with_a_number():
+    assert cond_between({"n": F3}, {"n": 1.0}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["n"]   float32[3]   from true_fun `one` (here)',
+        "                float32[]    from false_fun `two` (here)",
+        "",
+        '  * output["n"]: return arrays of one shape.',
+    )
+
+
+def test_branches_with_other_static_fields():
+    assert cond_between([Layer(F3)], [Layer(F3, use_bias=False)]) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        "  output[0].use_bias   True (bool)    from true_fun `one` (here)",
+        "                       False (bool)   from false_fun `two` (here)",
+        "",
+        "  * output[0].use_bias: anything that is not an array is static, and must "
+        "not depend on which branch runs. Return an array there, or the same from "
+        "each branch.",
+    )
+
+
+def test_branches_with_other_metadata():
+    assert cond_between(Table("a", x=F3), Table("b", x=F3)) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        "  output   metadata ('a', ('x',))   from true_fun `one` (here)",
+        "           metadata ('b', ('x',))   from false_fun `two` (here)",
+        "",
+        "  * output: anything that is not an array is static, and must not depend on "
+        "which branch runs. Return an array there, or the same from each branch.",
+    )
+
+
+def test_a_branch_with_a_list_and_one_with_a_tuple():
+    assert cond_between({"l": [F3, 1]}, {"l": (F3, 1)}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["l"]   a list of length 2    from true_fun `one` (here)',
+        "                a tuple of length 2   from false_fun `two` (here)",
+        "",
+        '  * output["l"]: return trees of one form from each branch.',
+    )
+
+
+def test_branches_with_lists_of_other_lengths():
+    assert cond_between({"log": [F3]}, {"log": [F3, F3]}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["log"]   length 1   from true_fun `one` (here)',
+        "                  length 2   from false_fun `two` (here)",
+        "",
+        '  * output["log"]: return trees of one form from each branch.',
+    )
+
+
+def test_branches_of_which_the_second_has_a_key_more():
+    assert cond_between([{"a": F3}], [{"a": F3, "b": F3}]) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output[0]   no key "b"      from true_fun `one` (here)',
+        '              a new key "b"   from false_fun `two` (here)',
+        "",
+        "  * output[0]: return trees of one form from each branch.",
+    )
+
+
+def test_branches_of_which_the_second_has_a_key_less():
+    assert cond_between([{"a": F3, "b": F3}], [{"a": F3}]) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output[0]   the key "b"   from true_fun `one` (here)',
+        '              no key "b"    from false_fun `two` (here)',
+        "",
+        "  * output[0]: return trees of one form from each branch.",
+    )
+
+
+def test_branches_with_other_keys():
+    assert cond_between({"a": F3}, {"b": F3}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output   the key "a"     from true_fun `one` (here)',
+        '           no key "a"      from false_fun `two` (here)',
+        '           no key "b"      from true_fun `one` (here)',
+        '           a new key "b"   from false_fun `two` (here)',
+        "",
+        "  * output: return trees of one form from each branch.",
+    )
+
+
+def test_branches_with_other_fields():
+    assert cond_between(Table(x=F3), Table(y=F3)) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        "  output   the field x     from true_fun `one` (here)",
+        "           no field x      from false_fun `two` (here)",
+        "           no field y      from true_fun `one` (here)",
+        "           a new field y   from false_fun `two` (here)",
+        "",
+        "  * output: return trees of one form from each branch.",
+    )
+
+
+def test_branches_with_modules_of_other_classes():
+    assert cond_between({"net": Layer(F3)}, {"net": OtherLayer(F3)}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["net"]   a Layer         from true_fun `one` (here)',
+        "                  an OtherLayer   from false_fun `two` (here)",
+        "",
+        '  * output["net"]: return trees of one form from each branch.',
+    )
+
+
+def test_a_branch_with_a_tree_and_one_with_an_array():
+    assert cond_between({"h": {"a": F3}}, {"h": F3}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["h"]   a dict with keys "a"   from true_fun `one` (here)',
+        "                float32[3]             from false_fun `two` (here)",
+        "",
+        '  * output["h"]: return trees of one form from each branch.',
+    )
+
+
+def test_a_branch_with_none_and_one_with_a_tree():
+    assert cond_between({"h": None}, {"h": {"a": F3}}) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["h"]   None                   from true_fun `one` (here)',
+        '                a dict with keys "a"   from false_fun `two` (here)',
+        "",
+        '  * output["h"]: return trees of one form from each branch.',
+    )
+
+
+def test_branches_that_disagree_in_many_places():
+    one = {"h": F3, "log": [F3], "n": 1, "phase": "early", "same": "s"}
+    two = {"h": SHORT, "log": [F3, F3], "n": 2, "phase": "late", "same": "s", "z": 1}
+    assert cond_between(one, two) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output["h"]       float32[3]      from true_fun `one` (here)',
+        "                    float32[2]      from false_fun `two` (here)",
+        '  output["log"]     length 1        from true_fun `one` (here)',
+        "                    length 2        from false_fun `two` (here)",
+        '  output["n"]       1 (int)         from true_fun `one` (here)',
+        "                    2 (int)         from false_fun `two` (here)",
+        '  output["phase"]   "early"         from true_fun `one` (here)',
+        '                    "late"          from false_fun `two` (here)',
+        '  output            no key "z"      from true_fun `one` (here)',
+        '                    a new key "z"   from false_fun `two` (here)',
+        "",
+        '  * output["h"]: return arrays of one shape.',
+        '  * output["log"], output: return trees of one form from each branch.',
+        '  * output["n"]: Python numbers are static. To return different ones, return '
+        "arrays, jnp.asarray(1), or pass trace_numbers=True.",
+        '  * output["phase"]: anything that is not an array is static, and must not '
+        "depend on which branch runs. Return an array there, or the same from each "
+        "branch.",
+    )
+
+
+def test_disagreements_that_need_the_same_are_named_together():
+    assert cond_between(["a"] * 5 + [1, 1], ["b"] * 5 + [2, 2]) == text(
+        "filter_cond: the branches must return the same, up to array values, but:",
+        "",
+        '  output[0]   "a"       from true_fun `one` (here)',
+        '              "b"       from false_fun `two` (here)',
+        '  output[1]   "a"       from true_fun `one` (here)',
+        '              "b"       from false_fun `two` (here)',
+        '  output[2]   "a"       from true_fun `one` (here)',
+        '              "b"       from false_fun `two` (here)',
+        '  output[3]   "a"       from true_fun `one` (here)',
+        '              "b"       from false_fun `two` (here)',
+        '  output[4]   "a"       from true_fun `one` (here)',
+        '              "b"       from false_fun `two` (here)',
+        "  output[5]   1 (int)   from true_fun `one` (here)",
+        "              2 (int)   from false_fun `two` (here)",
+        "  output[6]   1 (int)   from true_fun `one` (here)",
+        "              2 (int)   from false_fun `two` (here)",
+        "",
+        "  * output[0], output[1], output[2] and 2 more: anything that is not an "
+        "array is static, and must not depend on which branch runs. Return an array "
+        "there, or the same from each branch.",
+        "  * output[5], output[6]: Python numbers are static. To return different "
+        "ones, return arrays, jnp.asarray(1), or pass trace_numbers=True.",
+    )
+
+
+def test_of_three_branches_the_second_disagrees():
+    assert switch_between({"phase": "a"}, {"phase": "b"}, {"phase": "a"}) == text(
+        "filter_switch: the branches must return the same, up to array values, but:",
+        "",
+        '  output["phase"]   "a"   from branches[0] `one` (here), branches[2] `three` (here)',
+        '                    "b"   from branches[1] `two` (here)',
+        "",
+        '  * output["phase"]: anything that is not an array is static, and must not '
+        "depend on which branch runs. Return an array there, or the same from each "
+        "branch.",
+    )
+
+
+def test_of_three_branches_the_first_disagrees():
+    assert switch_between({"h": F3}, {"h": SHORT}, {"h": SHORT}) == text(
+        "filter_switch: the branches must return the same, up to array values, but:",
+        "",
+        '  output["h"]   float32[3]   from branches[0] `one` (here)',
+        "                float32[2]   from branches[1] `two` (here), branches[2] "
+        "`three` (here)",
+        "",
+        '  * output["h"]: return arrays of one shape.',
+    )
+
+
+def test_of_three_branches_all_disagree():
+    assert switch_between("a", "b", "c") == text(
+        "filter_switch: the branches must return the same, up to array values, but:",
+        "",
+        '  output   "a"   from branches[0] `one` (here)',
+        '           "b"   from branches[1] `two` (here)',
+        '           "c"   from branches[2] `three` (here)',
+        "",
+        "  * output: anything that is not an array is static, and must not depend on "
+        "which branch runs. Return an array there, or the same from each branch.",
+    )
+
+
+def test_three_branches_with_numbers_and_a_vector():
+    assert switch_between({"n": 1}, {"n": 2}, {"n": F3}) == text(
+        "filter_switch: the branches must return the same, up to array values, but:",
+        "",
+        '  output["n"]   int32[]      from branches[0] `one` (here), branches[1] `two` (here)',
+        "                float32[3]   from branches[2] `three` (here)",
+        "",
+        '  * output["n"]: return arrays of one dtype; .astype casts.',
+    )
+
+
+def test_of_three_branches_each_disagrees_in_another_place():
+    one, two, three = {"h": F3, "s": "x"}, {"h": SHORT, "s": "x"}, {"h": F3, "s": "y"}
+    assert switch_between(one, two, three) == text(
+        "filter_switch: the branches must return the same, up to array values, but:",
+        "",
+        '  output["h"]   float32[3]   from branches[0] `one` (here), branches[2] '
+        "`three` (here)",
+        "                float32[2]   from branches[1] `two` (here)",
+        '  output["s"]   "x"          from branches[0] `one` (here), branches[1] `two` (here)',
+        '                "y"          from branches[2] `three` (here)',
+        "",
+        '  * output["h"]: return arrays of one shape.',
+        '  * output["s"]: anything that is not an array is static, and must not '
+        "depend on which branch runs. Return an array there, or the same from each "
+        "branch.",
+    )
+
+
+def test_branches_are_shown_by_their_names():
+    branches = [Agent().advance, Layer(F3), lambda carry, x: (SHORT, 1), jax.jit(step)]
+    assert message(lambda: loopax.filter_switch(1, branches, F3, F3)) == text(
+        "filter_switch: the branches must return the same, up to array values, but:",
+        "",
+        "  output[1]   None      from branches[0] `Agent.advance` (here), branches[1] "
+        "`Layer.__call__` (here), branches[3] `step` (here)",
+        "              1 (int)   from branches[2] `<lambda>` (here)",
+        "",
+        "  * output[1]: anything that is not an array is static, and must not depend "
+        "on which branch runs. Return an array there, or the same from each branch.",
+    )
+
+
+def test_the_same_is_said_of_branches_inside_of_jit_and_at_the_second_call():
+    expected = cond_between({"n": 0}, {"n": 1})
+    said = []
+    jax.eval_shape(lambda: said.append(cond_between({"n": 0}, {"n": 1})))
+    assert said == [expected]
+    assert cond_between({"n": 0}, {"n": 1}) == expected
+
+
+def test_branches_agree_when_what_they_return_is_made_anew():
+    def branch():
+        return {"f": scaled_by(1), "nan": float("nan"), "h": F3}
+
+    out = loopax.filter_cond(jnp.asarray(True), branch, lambda: branch())
+    assert out["f"](2) == 2
+
+
+# -- what to choose by -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pred", "said"),
+    [
+        (None, "None"),
+        (F3, "float32[3]"),
+        (np.zeros(1, bool), "bool[1]"),
+        ("yes", '"yes"'),
+        (jr.key(0), "key<fry>[]"),
+        (jr.PRNGKey(0), "uint32[2]"),
+        (1j, "1j (complex)"),
+        (relu, "<function relu>"),
+        ((True,), "a tuple of length 1"),
+        ({"go": True}, 'a dict with keys "go"'),
+    ],
+)
+def test_a_pred_must_be_a_scalar(pred, said):
+    assert wrong(lambda: loopax.filter_cond(pred, lambda: 1, lambda: 1)) == (
+        f"filter_cond: `pred` must be a scalar, a boolean or a number, but is {said}."
+    )
+
+
+@pytest.mark.parametrize("pred", [True, 1, 0.5, np.bool_(True), np.float32(1), jnp.asarray(3)])
+def test_any_real_scalar_is_a_pred(pred):
+    assert loopax.filter_cond(pred, lambda: F3, lambda: F3 + 1).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        (None, "None"),
+        (jnp.zeros(3, int), "int32[3]"),
+        ("1", '"1"'),
+        (jr.key(0), "key<fry>[]"),
+        (1.0, "1.0 (float)"),
+        (jnp.asarray(1.0), "float32[]"),
+        (np.float32(1), "float32[]"),
+        (True, "True (bool)"),
+        (jnp.asarray(True), "bool[]"),
+        ((1,), "a tuple of length 1"),
+    ],
+)
+def test_an_index_must_be_an_integer_scalar(index, said):
+    assert wrong(lambda: loopax.filter_switch(index, [lambda: 1, lambda: 1])) == (
+        f"filter_switch: `index` must be a scalar, an integer, but is {said}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((None, relu), "`true_fun` must be callable, but is None."),
+        ((relu, 3), "`false_fun` must be callable, but is 3 (int)."),
+        ((relu, F3), "`false_fun` must be callable, but is float32[3]."),
+        (("f", "g"), '`true_fun` must be callable, but is "f".'),
+        (([relu], relu), "`true_fun` must be callable, but is a list of length 1."),
+    ],
+)
+def test_cond_refuses_branches_that_are_no_functions(arguments, said):
+    assert wrong(lambda: loopax.filter_cond(True, *arguments, F3)) == f"filter_cond: {said}"
+
+
+@pytest.mark.parametrize(
+    ("branches", "said"),
+    [
+        ([relu, None], "`branches[1]` must be callable, but is None."),
+        ([relu, relu, F3], "`branches[2]` must be callable, but is float32[3]."),
+        ([relu, "f", None], '`branches[1]` must be callable, but is "f".'),
+        (None, "`branches` must be a sequence, but is None."),
+        (relu, "`branches` must be a sequence, but is <function relu>."),
+        ({0: relu}, "`branches` must be a sequence, but is a dict with keys 0."),
+        (F3, "`branches` must be a sequence, but is float32[3]."),
+    ],
+)
+def test_switch_refuses_branches_that_are_no_functions(branches, said):
+    assert wrong(lambda: loopax.filter_switch(0, branches, F3)) == f"filter_switch: {said}"
+
+
+@pytest.mark.parametrize("branches", [[], ()])
+def test_no_branches(branches):
+    call = lambda: loopax.filter_switch(0, branches, F3)
+    assert message(call, loopax.LengthError) == (
+        "filter_switch: `branches` is empty; there is nothing to choose."
+    )
+
+
+@pytest.mark.parametrize("trace_numbers", [1, None, "yes"])
+def test_whether_to_trace_numbers_is_a_boolean(trace_numbers):
+    said = re.compile(
+        r"filter_(\w+): `trace_numbers` must be a boolean, but is \S+( \(int\))?\."
+    )
+    for call in [
+        functools.partial(loopax.filter_cond, True, relu, relu, F3),
+        functools.partial(loopax.filter_switch, 0, [relu], F3),
+        functools.partial(loopax.filter_map, relu, F3),
+        functools.partial(loopax.filter_associative_scan, jnp.add, F3),
+        functools.partial(loopax.filter_stack, [F3]),
+        functools.partial(loopax.filter_unstack, F3),
+    ]:
+        match = said.fullmatch(wrong(lambda: call(trace_numbers=trace_numbers)))
+        assert call.func.__name__ == f"filter_{match[1]}"
+
+
+# -- rows to map over --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("xs", [None, {"name": "a", "n": 1}, [], "ab"])
+def test_no_rows_to_map_over(xs):
+    assert message(lambda: loopax.filter_map(relu, xs), loopax.LengthError) == (
+        "filter_map: there are no arrays in `xs`."
+    )
+
+
+def test_rows_of_other_lengths_to_map_over():
+    xs = {"reward": jnp.ones((4, 2)), "mask": np.ones(3, bool), "name": "a"}
+    assert message(lambda: loopax.filter_map(relu, xs), loopax.LengthError) == text(
+        "filter_map: the arrays in `xs` must be of one length, but:",
+        "",
+        '  xs["mask"]     bool[3]        has length 3 along axis 0',
+        '  xs["reward"]   float32[4,2]   has length 4 along axis 0',
+    )
+
+
+def test_a_scalar_to_map_over():
+    assert wrong(lambda: loopax.filter_map(relu, {"a": F3, "b": jnp.asarray(1.0)})).startswith(
+        'filter_map: xs["b"] is float32[], which has no axis 0 to go along.'
+    )
+
+
+def test_a_negative_size_of_batches():
+    assert message(
+        lambda: loopax.filter_map(relu, F3, batch_size=-2), loopax.LengthError
+    ) == text(
+        "filter_map: `batch_size` must not be negative, got -2.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"f": None}, "`f` must be callable, but is None."),
+        ({"f": (relu,)}, "`f` must be callable, but is a tuple of length 1."),
+        ({"batch_size": "2"}, '`batch_size` must be an integer or None, but is "2".'),
+        (
+            {"batch_size": [2]},
+            "`batch_size` must be an integer or None, but is a list of length 1.",
+        ),
+    ],
+)
+def test_map_refuses_arguments_of_the_wrong_type(arguments, said):
+    good = {"f": relu, "xs": F3}
+    assert wrong(lambda: loopax.filter_map(**{**good, **arguments})) == f"filter_map: {said}"
+
+
+# -- elements of an associative scan -----------------------------------------------------
+
+
+def combined_into(after, before=None, **options):
+    """What an associative scan says whose operation returns `after(element)`."""
+
+    def then(left, right):
+        return after(left)
+
+    elems = {"a": F3, "phase": "early", "n": 0} if before is None else before
+    return message(lambda: loopax.filter_associative_scan(then, elems, **options))
+
+
+def test_an_element_with_another_string():
+    assert combined_into(lambda left: {**left, "phase": "late"}) == text(
+        "filter_associative_scan: `then` (here) must return an element like those it "
+        "was given, up to array values, but:",
+        "",
+        '  elems["phase"]   was "early"   came back as "late"',
+        "",
+        STATIC,
+        '  * elems["phase"]: keep what changes in an array, or leave it out.',
+    )
+
+
+def test_an_element_with_another_number():
+    assert combined_into(lambda left: {**left, "n": left["n"] + 1}) == text(
+        "filter_associative_scan: `then` (here) must return an element like those it "
+        "was given, up to array values, but:",
+        "",
+        '  elems["n"]   was 0 (int)   came back as 1 (int)',
+        "",
+        STATIC,
+        '  * elems["n"] is a Python int. To change it in the loop, start from an '
+        "array, jnp.asarray(0), or pass trace_numbers=True.",
+    )
+
+
+def test_an_element_of_another_dtype():
+    assert combined_into(lambda left: {**left, "a": left["a"].astype("int32")}) == text(
+        "filter_associative_scan: `then` (here) must return an element like those it "
+        "was given, up to array values, but:",
+        "",
+        '  elems["a"]   was float32[1]   came back as int32[1]',
+        "",
+        '  * elems["a"]: cast it back with .astype(jnp.float32), or start from int32.',
+    )
+
+
+def test_an_element_of_another_shape():
+    assert combined_into(lambda left: {**left, "a": left["a"].sum()}) == text(
+        "filter_associative_scan: `then` (here) must return an element like those it "
+        "was given, up to array values, but:",
+        "",
+        '  elems["a"]   was float32[1]   came back as float32[]',
+        "",
+        '  * elems["a"]: an array keeps its shape for the whole loop. Return shape '
+        "(1,), or start from shape ().",
+    )
+
+
+def test_an_element_with_a_new_key():
+    assert combined_into(lambda left: {**left, "z": 1}) == text(
+        "filter_associative_scan: `then` (here) must return an element like those it "
+        "was given, up to array values, but:",
+        "",
+        '  elems   came back with a new key "z"',
+        "",
+        STATIC,
+        "  * elems: start with it in place, or do not add it in the loop.",
+    )
+
+
+def test_an_element_that_becomes_none():
+    assert combined_into(lambda left: None) == text(
+        "filter_associative_scan: `then` (here) must return an element like those it "
+        "was given, up to array values, but:",
+        "",
+        '  elems   was a dict with keys "a", "n", "phase"   came back as None',
+        "",
+        STATIC,
+        "  * elems: return what was there before, or start from what is returned.",
+    )
+
+
+def test_an_element_that_differs_in_many_places():
+    assert combined_into(lambda left: {"a": left["a"] > 0, "phase": F3, "n": 1}) == text(
+        "filter_associative_scan: `then` (here) must return an element like those it "
+        "was given, up to array values, but:",
+        "",
+        '  elems["a"]       was float32[1]   came back as bool[1]',
+        '  elems["n"]       was 0 (int)      came back as 1 (int)',
+        '  elems["phase"]   was "early"      came back as float32[3]',
+        "",
+        STATIC,
+        '  * elems["a"]: cast it back with .astype(jnp.float32), or start from bool.',
+        '  * elems["n"] is a Python int. To change it in the loop, start from an '
+        "array, jnp.asarray(0), or pass trace_numbers=True.",
+        '  * elems["phase"]: return what was there before, or start from an array.',
+    )
+
+
+@pytest.mark.parametrize("elems", [None, {"name": "a", "n": 1}, ()])
+def test_no_elements(elems):
+    call = lambda: loopax.filter_associative_scan(relu, elems)
+    assert message(call, loopax.LengthError) == (
+        "filter_associative_scan: there are no arrays in `elems`."
+    )
+
+
+def test_elements_of_other_lengths():
+    elems = (jnp.ones((3, 4)), {"b": jnp.ones((3, 5))})
+    call = lambda: loopax.filter_associative_scan(relu, elems, axis=-1)
+    assert message(call, loopax.LengthError) == text(
+        "filter_associative_scan: the arrays in `elems` must be of one length, but:",
+        "",
+        "  elems[0]        float32[3,4]   has length 4 along axis -1",
+        '  elems[1]["b"]   float32[3,5]   has length 5 along axis -1',
+    )
+
+
+def test_elements_without_the_axis():
+    call = lambda: loopax.filter_associative_scan(relu, {"a": F3}, axis=1)
+    assert wrong(call) == text(
+        'filter_associative_scan: elems["a"] is float32[3], which has no axis 1 to go along.',
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"fn": None}, "`fn` must be callable, but is None."),
+        ({"fn": "add"}, '`fn` must be callable, but is "add".'),
+        ({"reverse": "yes"}, '`reverse` must be a boolean, but is "yes".'),
+        ({"axis": "0"}, '`axis` must be an integer, but is "0".'),
+        ({"axis": None}, "`axis` must be an integer, but is None."),
+    ],
+)
+def test_associative_scan_refuses_arguments_of_the_wrong_type(arguments, said):
+    good = {"fn": jnp.add, "elems": F3}
+    assert wrong(lambda: loopax.filter_associative_scan(**{**good, **arguments})) == (
+        f"filter_associative_scan: {said}"
+    )
+
+
+# -- trees to stack, and to take apart ---------------------------------------------------
+
+
+def stacking(*trees, **options):
+    return message(lambda: loopax.filter_stack(trees, **options))
+
+
+def test_stacking_other_strings():
+    assert stacking({"s": "x"}, {"s": "x"}, {"s": "y"}) == text(
+        "filter_stack: the trees must be like `trees[0]`, up to array values, but:",
+        "",
+        '  trees[2]["s"]   has "y"   where trees[0] has "x"',
+        "",
+        "Leave out what differs, or make it an array.",
+    )
+
+
+def test_stacking_other_numbers():
+    assert stacking({"h": F3, "n": 1}, {"h": F3, "n": 2}) == text(
+        "filter_stack: the trees must be like `trees[0]`, up to array values, but:",
+        "",
+        '  trees[1]["n"]   has 2 (int)   where trees[0] has 1 (int)',
+        "",
+        "Leave out what differs, or make it an array.",
+    )
+
+
+def test_stacking_other_functions():
+    assert stacking(Layer(F3, relu), Layer(F3, tanh)) == text(
+        "filter_stack: the trees must be like `trees[0]`, up to array values, but:",
+        "",
+        "  trees[1].activation   has <function tanh>   where trees[0] has <function relu>",
+        "",
+        "Leave out what differs, or make it an array.",
+    )
+
+
+def test_stacking_other_static_fields():
+    assert stacking(Layer(F3), Layer(F3, use_bias=False)) == text(
+        "filter_stack: the trees must be like `trees[0]`, up to array values, but:",
+        "",
+        "  trees[1].use_bias   has False (bool)   where trees[0] has True (bool)",
+        "",
+        "Leave out what differs, or make it an array.",
+    )
+
+
+def test_stacking_arrays_of_other_shapes():
+    assert stacking([F3], [SHORT]) == text(
+        "filter_stack: the trees must be like `trees[0]`, up to array values, but:",
+        "",
+        "  trees[1][0]   has float32[2]   where trees[0] has float32[3]",
+        "",
+        "Leave out what differs, or make it an array.",
+    )
+
+
+def test_stacking_arrays_of_other_dtypes():
+    assert stacking(F3, F3.astype("int32")) == text(
+        "filter_stack: the trees must be like `trees[0]`, up to array values, but:",
+        "",
+        "  trees[1]   has int32[3]   where trees[0] has float32[3]",
+        "",
+        "Leave out what differs, or make it an array.",
+    )
+
+
+def test_stacking_an_array_and_none():
+    assert stacking({"h": F3}, {"h": None}) == text(
+        "filter_stack: the trees must be like `trees[0]`, up to array values, but:",
+        "",
+        '  trees[1]["h"]   has None   where trees[0] has float32[3]',
+        "",
+        "Leave out what differs, or make it an array.",
+    )
+
+
+def test_stacking_a_number_and_an_array():
+    assert stacking({"n": 1.0}, {"n": jnp.asarray(1.0)}) == text(
+        "filter_stack: the trees must be like `trees[0]`, up to array values, but:",
+        "",
+        '  trees[1]["n"]   has float32[]   where trees[0] has 1.0 (float)',
+        "",
+        "Leave out what differs, or make it an array.",
+    )
+
+
+def test_stacking_keys_of_other_kinds():
+    assert stacking(jr.key(0), jr.key(0, impl="rbg")) == text(
+        "filter_stack: the trees must be like `trees[0]`, up to array values, but:",
+        "",
+        "  trees[1]   has key<rbg>[]   where trees[0] has key<fry>[]",
+        "",
+        "Leave out what differs, or make it an array.",
+    )
+
+
+def test_stacking_lists_of_other_lengths():
+    assert stacking([F3], [F3, F3]) == text(
+        "filter_stack: the trees must be like `trees[0]`, up to array values, but:",
+        "",
+        "  trees[1]   has length 2   where trees[0] has length 1",
+        "",
+        "Leave out what differs, or make it an array.",
+    )
+
+
+def test_stacking_a_dict_and_a_list():
+    assert stacking({"h": F3}, [F3]) == text(
+        "filter_stack: the trees must be like `trees[0]`, up to array values, but:",
+        "",
+        '  trees[1]   has a list of length 1   where trees[0] has a dict with keys "h"',
+        "",
+        "Leave out what differs, or make it an array.",
+    )
+
+
+def test_stacking_dicts_with_other_keys():
+    assert stacking({"a": F3}, {"b": F3}) == text(
+        "filter_stack: the trees must be like `trees[0]`, up to array values, but:",
+        "",
+        '  trees[1]   has no key "a"      where trees[0] has the key "a"',
+        '  trees[1]   has a new key "b"   where trees[0] has no key "b"',
+        "",
+        "Leave out what differs, or make it an array.",
+    )
+
+
+def test_stacking_modules_of_other_classes():
+    assert stacking(Layer(F3), OtherLayer(F3)) == text(
+        "filter_stack: the trees must be like `trees[0]`, up to array values, but:",
+        "",
+        "  trees[1]   has an OtherLayer   where trees[0] has a Layer",
+        "",
+        "Leave out what differs, or make it an array.",
+    )
+
+
+def test_stacking_traced_numbers_of_other_types():
+    assert stacking({"n": 1}, {"n": 0.5}, trace_numbers=True) == text(
+        "filter_stack: the trees must be like `trees[0]`, up to array values, but:",
+        "",
+        '  trees[1]["n"]   has float32[]   where trees[0] has int32[]',
+        "",
+        "Leave out what differs, or make it an array.",
+    )
+
+
+def test_stacking_trees_that_differ_in_many_places():
+    first = {"h": F3, "phase": "early", "n": 1}
+    assert stacking(first, {**first, "phase": "late"}, {**first, "h": SHORT, "n": 2}) == text(
+        "filter_stack: the trees must be like `trees[0]`, up to array values, but:",
+        "",
+        '  trees[1]["phase"]   has "late"       where trees[0] has "early"',
+        '  trees[2]["h"]       has float32[2]   where trees[0] has float32[3]',
+        '  trees[2]["n"]       has 2 (int)      where trees[0] has 1 (int)',
+        "",
+        "Leave out what differs, or make it an array.",
+    )
+
+
+@pytest.mark.parametrize("trees", [[], ()])
+def test_no_trees_to_stack(trees):
+    assert message(lambda: loopax.filter_stack(trees), loopax.LengthError) == (
+        "filter_stack: `trees` is empty; there is nothing to stack."
+    )
+
+
+@pytest.mark.parametrize(
+    ("trees", "said"),
+    [
+        (None, "None"),
+        (F3, "float32[3]"),
+        ({"a": F3}, 'a dict with keys "a"'),
+        (Layer(F3), "a Layer"),
+    ],
+)
+def test_trees_to_stack_must_be_a_sequence(trees, said):
+    assert wrong(lambda: loopax.filter_stack(trees)) == (
+        f"filter_stack: `trees` must be a sequence, but is {said}."
+    )
+
+
+@pytest.mark.parametrize("tree", [None, {"name": "a", "n": 1}, []])
+def test_no_arrays_to_take_apart(tree):
+    assert message(lambda: loopax.filter_unstack(tree), loopax.LengthError) == (
+        "filter_unstack: there are no arrays in `tree`."
+    )
+
+
+def test_arrays_of_other_lengths_to_take_apart():
+    tree = {"a": F3, "b": Layer(jnp.zeros((4, 2)))}
+    assert message(lambda: loopax.filter_unstack(tree), loopax.LengthError) == text(
+        "filter_unstack: the arrays in `tree` must be of one length, but:",
+        "",
+        '  tree["a"]          float32[3]     has length 3 along axis 0',
+        '  tree["b"].weight   float32[4,2]   has length 4 along axis 0',
+    )
+
+
+def test_a_scalar_to_take_apart():
+    assert wrong(lambda: loopax.filter_unstack({"a": F3, "b": jnp.asarray(1.0)})) == text(
+        'filter_unstack: tree["b"] is float32[], which has no axis 0 to go along.',
+    )
+
+
 # -- in the words of lax -----------------------------------------------------------------
 
 
@@ -1338,6 +2352,9 @@ def both(name, *args, **kwargs):
         said_by(ours, *args, trace_numbers=True, **kwargs),
         said_by(getattr(jax.lax, name), *args, **kwargs),
     )
+
+
+CHOOSE = jnp.asarray(0)
 
 
 def to_vector(*args):
@@ -1361,12 +2378,28 @@ def test_with_traced_numbers_arrays_mismatch_in_the_words_of_lax(before):
         ("scan", (lambda *_: ([F3], None), before, XS)),
         ("while_loop", (lambda c: True, to_list, before)),
         ("fori_loop", (0, 3, to_list, before)),
+        ("cond", (CHOOSE, to_vector, to_list, before)),
+        ("cond", (CHOOSE, to_vector, lambda c: {"n": SHORT}, before)),
+        ("switch", (CHOOSE, [to_vector, to_list], before)),
+        ("switch", (CHOOSE, [to_vector, lambda c: {"n": SHORT}], before)),
     ]:
         ours, theirs = both(name, *args)
         assert str(ours) == str(theirs)
         assert type(ours) is loopax.MismatchError
         assert isinstance(theirs, TypeError)
         assert len(ours.mismatches) == 1
+
+
+def test_with_traced_numbers_elements_mismatch_in_the_words_of_lax():
+    ours, theirs = both("associative_scan", lambda a, b: (a, b), F3)
+    assert str(ours) == str(theirs)
+    assert type(ours) is loopax.MismatchError
+
+
+def test_with_traced_numbers_a_number_that_becomes_a_key_is_refused_as_by_lax():
+    ours, theirs = both("scan", lambda c, x: (jr.key(0), None), 0, XS)
+    assert str(ours) == str(theirs)
+    assert [(m.path, m.kind) for m in ours.mismatches] == [("carry", "array")]
 
 
 def test_the_words_of_lax_for_a_carry():
@@ -1392,6 +2425,19 @@ def test_the_words_of_lax_for_a_carry():
         ("scan", (3, F3, XS), {}),
         ("while_loop", (3, relu, F3), {}),
         ("fori_loop", (0, 3, None, F3), {}),
+        ("cond", (None, relu, relu, F3), {}),
+        ("cond", (F3, relu, relu, F3), {}),
+        ("cond", ("yes", relu, relu, F3), {}),
+        ("cond", (True, relu, 3, F3), {}),
+        ("switch", (1.0, [relu, relu], F3), {}),
+        ("switch", (F3, [relu, relu], F3), {}),
+        ("switch", (0, [], F3), {}),
+        ("switch", (0, [relu, None], F3), {}),
+        ("map", (relu, (jnp.ones(3), jnp.ones(4))), {}),
+        ("map", (relu, 1.0), {}),
+        ("map", (relu, None), {}),
+        ("associative_scan", (jnp.add, (jnp.ones(3), jnp.ones(4))), {}),
+        ("associative_scan", (None, F3), {}),
     ],
 )
 def test_with_traced_numbers_all_else_is_refused_in_the_words_of_lax(name, args, kwargs):
@@ -1559,6 +2605,33 @@ FAILING = {
         lambda: loopax.filter_scan(
             lambda c, x: (loopax.filter_fori_loop(0, 3, broken, c), x), "a", XS
         )
+    ),
+    "cond, mismatch": lambda: caught(
+        lambda: loopax.filter_cond(jnp.asarray(True), lambda: "a", lambda: "b")
+    ),
+    "switch, mismatch of arrays": lambda: caught(
+        lambda: loopax.filter_switch(jnp.asarray(0), [lambda: F3, lambda: SHORT])
+    ),
+    "associative scan, mismatch": lambda: caught(
+        lambda: loopax.filter_associative_scan(lambda a, b: "a", F3)
+    ),
+    "stack, mismatch": lambda: caught(lambda: loopax.filter_stack(["a", "b"])),
+    "cond, wrong pred": lambda: caught(lambda: loopax.filter_cond(None, relu, relu, F3)),
+    "switch, no branches": lambda: caught(lambda: loopax.filter_switch(0, [])),
+    "map, no rows": lambda: caught(lambda: loopax.filter_map(relu, None)),
+    "unstack, no rows": lambda: caught(lambda: loopax.filter_unstack(None)),
+    "cond, broken branch": lambda: caught(
+        lambda: loopax.filter_cond(jnp.asarray(True), relu, broken, F3)
+    ),
+    "switch, broken branch": lambda: caught(
+        lambda: loopax.filter_switch(jnp.asarray(0), [relu, broken], F3)
+    ),
+    "map, broken function": lambda: caught(lambda: loopax.filter_map(broken, F3)),
+    "map in batches, broken function": lambda: caught(
+        lambda: loopax.filter_map(broken, F3, batch_size=2)
+    ),
+    "associative scan, broken operation": lambda: caught(
+        lambda: loopax.filter_associative_scan(broken, F3)
     ),
     "lax refuses": lambda: caught(
         lambda: loopax.filter_scan(lambda c, x: (c, x), F3, XS, unroll=-1)

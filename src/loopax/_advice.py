@@ -100,7 +100,7 @@ def for_branches(mismatch: Mismatch) -> Iterator[str]:
     before, after = mismatch.before, mismatch.after
     match mismatch.kind:
         case "array":
-            yield "{paths}: return arrays of one type, with .astype for example."
+            yield _one_type_hint(before, after)
         case "value" if is_number(before) and is_number(after):
             yield (
                 "{paths}: Python numbers are static. To return different ones, return "
@@ -153,6 +153,22 @@ def _placement_hint(before: Any, after: Any) -> str:
         "{paths}: start from a value with the same sharding, by jax.device_put, or change it "
         "back in the body, by jax.sharding.reshard."
     )
+
+
+def _one_type_hint(before: Any, after: Any) -> str:
+    if not (is_array_type(before) and is_array_type(after)):
+        return "{paths}: return arrays of one type from each branch."
+    if before.dtype != after.dtype:
+        return "{paths}: return arrays of one dtype; .astype casts."
+    if before.shape != after.shape:
+        return "{paths}: return arrays of one shape."
+    differing = sorted(_varying(before) ^ _varying(after))
+    if differing:
+        return (
+            "{paths}: return values that vary over the same axes, "
+            f"jax.lax.pcast(..., {tuple(differing)!r}, to='varying')."
+        )
+    return "{paths}: return arrays of one sharding; jax.sharding.reshard changes it."
 
 
 def _dtype_text(dtype: Any, prefix: str = "jnp.") -> str:

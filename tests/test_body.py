@@ -735,6 +735,44 @@ def test_what_ys_hold_is_freed_with_the_body_and_the_result(no_gc):
     assert alive() is None
 
 
+def calls_its_function(carry, x):
+    return {**carry, "x": carry["fn"](carry["x"])}, x
+
+
+def adds_its_table(carry, x):
+    return Fielded(carry.x + carry.value, carry.value), x
+
+
+def array_in_a_partial_in_the_carry(array):
+    carry = {"fn": functools.partial(jnp.add, array), "x": X}
+    filter_scan(calls_its_function, carry, XS)
+
+
+def array_in_a_closure_in_the_carry(array):
+    filter_scan(calls_its_function, {"fn": lambda x: x + array, "x": X}, XS)
+
+
+def array_in_a_static_field(array):
+    filter_scan(adds_its_table, Fielded(X, array), XS)
+
+
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
+@pytest.mark.parametrize(
+    "program",
+    [
+        array_in_a_partial_in_the_carry,
+        array_in_a_closure_in_the_carry,
+        array_in_a_static_field,
+    ],
+)
+def test_a_body_that_lives_on_keeps_no_array_of_what_was_carried(program, no_gc):
+    array = jnp.ones(3)
+    alive = weakref.ref(array)
+    program(array)
+    del array
+    assert alive() is None
+
+
 class Environment:
     def reward(self, x):
         return -x

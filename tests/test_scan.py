@@ -269,9 +269,7 @@ GRADIENTS = {
     "closed over": lambda scan, w, xs: scan(
         lambda c, x: (jnp.sin(c * w + x), c), jnp.zeros(3), xs
     ),
-    "reverse": lambda scan, w, xs: scan(
-        lambda c, x: (jnp.sin(c * x), c), w, xs, reverse=True
-    ),
+    "reverse": lambda scan, w, xs: scan(lambda c, x: (jnp.sin(c * x), c), w, xs, reverse=True),
     "unrolled": lambda scan, w, xs: scan(lambda c, x: (jnp.sin(c * x), c), w, xs, unroll=3),
     "integers alongside": lambda scan, w, xs: scan(
         lambda c, x: ((c[0] + 1, c[1] * x), c[1]), (jnp.int32(0), w), xs
@@ -777,8 +775,7 @@ def test_under_disable_jit_the_body_sees_values():
 def by_hand(f, init, xs, axes):
     """Moves each array's axis to the front, and hands over whole what has none."""
     moved = {
-        key: x if axes[key] is None else jnp.moveaxis(x, axes[key], 0)
-        for key, x in xs.items()
+        key: x if axes[key] is None else jnp.moveaxis(x, axes[key], 0) for key, x in xs.items()
     }
     sliced = {key: x for key, x in moved.items() if axes[key] is not None}
     return lax.scan(lambda c, x: f(c, {**moved, **x}), init, sliced)

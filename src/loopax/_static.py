@@ -19,7 +19,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from jax.core import ShapedArray, Tracer
+from jax.core import ShapedArray
 
 from . import _tree
 
@@ -245,14 +245,15 @@ def token(value: Any, watch: Watch) -> Hashable:
         return (kind, frozenset(map(functools.partial(token, watch=watch), value)))
     if _is_numpy(value):
         return (kind, *_array_key(value))
-    if isinstance(value, Tracer):
+    if isinstance(value, jax.Array):
+        # A trace closes over it, and would keep it alive that way.
         raise NoToken
     if isinstance(value, types.MethodType):
-        return (kind, token(value.__func__, watch), _receiver(value.__self__, watch))
+        return (kind, token(value.__func__, watch), _owner(value.__self__, watch))
     if kind is functools.partial:
-        return (kind, token((value.func, value.args, value.keywords), watch))
+        return _owner(value, watch)
     by_identity = kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__
-    if by_identity or isinstance(value, (type, jax.Array)):
+    if by_identity or isinstance(value, type):
         return watch(value)
     # Their own `==` takes parts that are equal for the same, such as `1` and `True`.
     if dataclasses.is_dataclass(value):
@@ -292,10 +293,13 @@ def _is_tuple(value: Any) -> bool:
     return isinstance(value, tuple)
 
 
-def _receiver(value: Any, watch: Watch) -> Hashable:
-    # A Module hashes its arrays, and so cannot be hashed; it does not change, and so its
-    # identity is enough.
+def _owner(value: Any, watch: Watch) -> Hashable:
+    # What has arrays inside has no token by its parts. As long as it lives it cannot change,
+    # so that its identity will do, and the trace that closes over the arrays dies with it.
     try:
+        if _type_of(value) is functools.partial:
+            parts = (value.func, value.args, value.keywords)
+            return (functools.partial, token(parts, watch))
         return token(value, watch)
     except NoToken:
         return watch(value)

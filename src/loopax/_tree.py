@@ -14,9 +14,9 @@ _jtu: Any = jax.tree_util
 IsLeaf = Callable[[Any], bool]
 
 
-def flatten(tree: Any) -> tuple[list[Any], Any]:
+def flatten(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list[Any], Any]:
     """The leaves of `tree`, and its structure."""
-    return _jtu.tree_flatten(tree)
+    return _jtu.tree_flatten(tree, is_leaf=is_leaf)
 
 
 def leaves(tree: Any, is_leaf: IsLeaf | None = None) -> list[Any]:

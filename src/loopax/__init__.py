@@ -1,5 +1,7 @@
 """Filtered control flow for JAX: `jax.lax`'s loops and branches, over any PyTree."""
 
+import os
+
 from ._associative import filter_associative_scan as filter_associative_scan
 from ._cond import filter_cond as filter_cond
 from ._errors import (
@@ -8,6 +10,7 @@ from ._errors import (
     MismatchError as MismatchError,
 )
 from ._fori import filter_fori_loop as filter_fori_loop
+from ._jax import hide_source
 from ._map import filter_map as filter_map
 from ._mismatch import Mismatch as Mismatch
 from ._scan import filter_scan as filter_scan
@@ -15,6 +18,9 @@ from ._stack import filter_stack as filter_stack, filter_unstack as filter_unsta
 from ._switch import filter_switch as filter_switch
 from ._while import filter_while_loop as filter_while_loop
 
+
+hide_source(os.path.dirname(__file__))
+del hide_source, os
 
 __version__ = "0.1.0"
 

@@ -10,7 +10,7 @@ from jax.core import AbstractValue
 
 from ._mismatch import Mismatch
 from ._static import is_number
-from ._words import is_array_type, type_text
+from ._words import is_array_type, key_words, type_text
 
 
 def hints(
@@ -39,15 +39,20 @@ def for_carry(mismatch: Mismatch) -> Iterator[str]:
         case "array":
             yield from _array_hints(before, after)
         case "static":
-            yield f"{{paths}}: return an array there, {_braced(type_text(before))}."
+            yield f"{{paths}}: return an array of type {_braced(type_text(before))} there."
         case "value" | "type" if before is None and to_array:
             yield f"{{paths}}: None is static too. Start from {_braced(_start(after))}."
         case "value" | "type" if before is None:
             yield "{paths}: None is static too. Start from what the body returns."
+        case "value" if isinstance(before, bool):
+            yield (
+                "{paths} {is_a} Python bool. Set flags outside of the loop. To change {it} in "
+                f"the loop, start from an array, jnp.asarray({before!r})."
+            )
         case "value" if is_number(before):
             yield (
                 f"{{paths}} {{is_a}} Python {type(before).__name__}. To change {{it}} in the "
-                f"loop, start from an array, jnp.asarray({before!r}), or pass "
+                f"loop, start from an array, jnp.asarray({_number_text(before)}), or pass "
                 "trace_numbers=True."
             )
         case "value" if to_array:
@@ -56,20 +61,30 @@ def for_carry(mismatch: Mismatch) -> Iterator[str]:
             yield _value_hint(before, after)
         case "field":
             yield (
-                "{paths}: declared static, and part of the structure. What is to change has "
-                "to be an array in an ordinary field."
+                "{paths}: it is declared static, and so is part of the structure. What is to "
+                "change has to be an array in an ordinary field."
+            )
+        case "attribute":
+            yield (
+                "{paths}: changed in place, in an object that is not a PyTree. A body runs "
+                "once, while it is traced. Make the object an eqx.Module, with arrays for what "
+                "changes, and return a new one."
             )
         case "new":
-            yield "{paths}: start with it in place, or do not add it in the loop."
+            key = _braced(key_words(after))
+            yield f"{{paths}}: start with the {key} in place, or do not add it in the loop."
         case "missing":
-            yield "{paths}: return it too, or leave it out from the start."
+            key = _braced(key_words(before))
+            yield f"{{paths}}: return the {key} too, or leave it out from the start."
         case "length":
             yield (
-                "{paths}: it keeps its length. To collect something at each step, return it "
-                "besides the carry, or write into an array."
+                "{paths}: a list or tuple keeps its length. To collect something at each step, "
+                "return it as the y of a scan, or write into an array."
             )
         case "type":
-            yield "{paths}: return what was there before, or start from what is returned."
+            yield (
+                "{paths}: return what was there before, or start from what the body returns."
+            )
         case "metadata":
             yield "{paths}: metadata are part of the structure. Keep them as they are."
 
@@ -88,7 +103,18 @@ def _value_hint(before: Any, after: Any) -> str:
             "{paths}: to choose between functions in the loop, carry an index and call "
             "loopax.filter_switch."
         )
+    if type(before) is type(after) and hasattr(before, "__dict__"):
+        return (
+            "{paths}: not a PyTree, and so one static value. Make it an eqx.Module, so that "
+            "the arrays in it are seen, or return the same object."
+        )
     return "{paths}: keep what changes in an array, or leave it out."
+
+
+def _number_text(number: Any) -> str:
+    """As one would type it."""
+    text = repr(number)
+    return text.replace("inf", "jnp.inf").replace("nan", "jnp.nan")
 
 
 def _is_function(value: Any) -> bool:
@@ -100,11 +126,11 @@ def for_branches(mismatch: Mismatch) -> Iterator[str]:
     before, after = mismatch.before, mismatch.after
     match mismatch.kind:
         case "array":
-            yield _one_type_hint(before, after)
+            yield from _one_type_hints(before, after)
         case "value" if is_number(before) and is_number(after):
             yield (
                 "{paths}: Python numbers are static. To return different ones, return "
-                f"arrays, jnp.asarray({before!r}), or pass trace_numbers=True."
+                f"arrays, jnp.asarray({_number_text(before)}), or pass trace_numbers=True."
             )
         case "value" | "static" | "field" | "metadata":
             yield (
@@ -112,7 +138,7 @@ def for_branches(mismatch: Mismatch) -> Iterator[str]:
                 "which branch runs. Return an array there, or the same from each branch."
             )
         case _:
-            yield "{paths}: return trees of one form from each branch."
+            yield "{paths}: return the same structure from each branch."
 
 
 def _array_hints(before: Any, after: Any) -> Iterator[str]:
@@ -123,12 +149,9 @@ def _array_hints(before: Any, after: Any) -> Iterator[str]:
         if all(keys) and before.dtype != after.dtype:
             yield "{paths}: keep to one implementation of random keys, their `impl`."
         elif not all(keys):
-            yield (
-                "{paths}: keep to one kind of random key. jax.random.key makes typed keys, "
-                "jax.random.PRNGKey makes arrays of integers."
-            )
+            yield _KINDS_OF_KEYS
             return
-    elif before.dtype != after.dtype:
+    elif before.dtype != after.dtype and not before.weak_type:
         yield (
             f"{{paths}}: cast {{it}} back with .astype({_dtype_text(before.dtype)}), "
             f"or start from {_dtype_text(after.dtype, prefix='')}."
@@ -140,6 +163,12 @@ def _array_hints(before: Any, after: Any) -> Iterator[str]:
         )
     elif before.dtype == after.dtype:
         yield _placement_hint(before, after)
+
+
+_KINDS_OF_KEYS = (
+    "{paths}: keep to one kind of random key. jax.random.key makes typed keys, "
+    "jax.random.PRNGKey makes arrays of integers."
+)
 
 
 def _placement_hint(before: Any, after: Any) -> str:
@@ -155,20 +184,26 @@ def _placement_hint(before: Any, after: Any) -> str:
     )
 
 
-def _one_type_hint(before: Any, after: Any) -> str:
+def _one_type_hints(before: Any, after: Any) -> Iterator[str]:
     if not (is_array_type(before) and is_array_type(after)):
-        return "{paths}: return arrays of one type from each branch."
-    if before.dtype != after.dtype:
-        return "{paths}: return arrays of one dtype; .astype casts."
+        yield "{paths}: return arrays of one type from each branch."
+        return
+    keys = [jnp.issubdtype(aval.dtype, jax.dtypes.prng_key) for aval in (before, after)]
+    if any(keys) and before.dtype != after.dtype:
+        yield _KINDS_OF_KEYS
+    elif before.dtype != after.dtype:
+        yield "{paths}: return arrays of one dtype; .astype casts."
     if before.shape != after.shape:
-        return "{paths}: return arrays of one shape."
-    differing = sorted(_varying(before) ^ _varying(after))
-    if differing:
-        return (
-            "{paths}: return values that vary over the same axes, "
-            f"jax.lax.pcast(..., {tuple(differing)!r}, to='varying')."
-        )
-    return "{paths}: return arrays of one sharding; jax.sharding.reshard changes it."
+        yield "{paths}: return arrays of one shape."
+    elif before.dtype == after.dtype:
+        differing = sorted(_varying(before) ^ _varying(after))
+        if differing:
+            yield (
+                "{paths}: return values that vary over the same axes, "
+                f"jax.lax.pcast(..., {tuple(differing)!r}, to='varying')."
+            )
+        else:
+            yield ("{paths}: return arrays of one sharding; jax.sharding.reshard changes it.")
 
 
 def _dtype_text(dtype: Any, prefix: str = "jnp.") -> str:
@@ -185,7 +220,7 @@ def _varying(aval: Any) -> frozenset[str]:
 def _start(aval: Any) -> str:
     """Something of the type `aval`, to start from."""
     if is_array_type(aval) and jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return "a key, jax.random.key(0)"
+        return f"random keys of type {type_text(aval)}"
     if is_array_type(aval):
         return f"an array, jnp.zeros({tuple(aval.shape)}, {_dtype_text(aval.dtype)})"
     return type_text(aval)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from . import _tree
-from ._errors import ArgumentError, LengthError, length_conflict
+from ._errors import ArgumentError, LengthError, length_conflict, no_length
 from ._jax import partition
-from ._mismatch import key_text
+from ._mismatch import path_text
 from ._static import is_dynamic
 from ._words import type_text
 
@@ -37,12 +37,9 @@ def along(
         each = _each_axis(caller, "in_axes", axes, xs, trace_numbers)
         is_whole = _tree.map_leaves(_is_whole, each, is_leaf=_is_axis)
         whole, sliced = partition(xs, is_whole)
-    steps = _length_along(caller, "xs", sliced, each, length, trace_numbers)
+    steps = _length_along(caller, "xs", sliced, each, length, trace_numbers, _SPARED_IN_SCAN)
     if steps is None and length is None:
-        raise LengthError(
-            f"{caller}: there are no arrays in `xs` to take the number of steps from. "
-            "Pass it as `length`."
-        )
+        raise no_length(caller, "xs", xs, " Or pass the number of steps as `length`.")
     if each is not None:
         sliced = _move(sliced, each, to_front=True)
     return whole, sliced
@@ -53,12 +50,19 @@ def stacked(caller: str, ys: Any, axes: Axes, trace_numbers: bool) -> Any:
     if axes == 0:
         return ys
     each = _each_axis(caller, "out_axes", axes, ys, trace_numbers)
+    every = _tree.leaves(each, is_leaf=_is_axis)
+    for (path, leaf), axis in zip(_tree.leaves_with_path(ys), every, strict=True):
+        if is_dynamic(leaf, trace_numbers) and not -leaf.ndim <= axis.axis < leaf.ndim:
+            name = "ys" + path_text(path)
+            raise ArgumentError(
+                f"{caller}: {name} is {type_text(jax.typeof(leaf))} once it is stacked, which "
+                f"has no axis {axis.axis} to stack along. See `out_axes`."
+            )
     return _move(ys, each, to_front=False)
 
 
-_HOW_TO_SPARE_IT = (
-    " To pass it whole to every step, give it None in `in_axes`, or let the body close over it."
-)
+_SPARED_IN_SCAN = "give it None in `in_axes`, or let the body close over it"
+_SPARED_ELSEWHERE = "let the function close over it"
 
 
 class _Axis:
@@ -102,10 +106,10 @@ def _each_axis(caller: str, argument: str, axes: Axes, tree: Any, trace_numbers:
 
     try:
         return _tree.map_leaves(subtree, axes, tree, is_leaf=lambda axis: axis is None)
-    except ValueError as error:
+    except ValueError:
         raise ArgumentError(
             f"{caller}: `{argument}` must be an integer, None, or a PyTree of those, a "
-            f"prefix of `{'xs' if argument == 'in_axes' else 'ys'}`, got {axes!r}. {error}"
+            f"prefix of `{'xs' if argument == 'in_axes' else 'ys'}`, got {axes!r}."
         ) from None
 
 
@@ -122,14 +126,20 @@ def _move(tree: Any, axes: Any, to_front: bool) -> Any:
 def length_along(caller: str, name: str, tree: Any, axis: int, trace_numbers: bool) -> int:
     """How long the arrays in `tree`, the argument of that name, are along an axis."""
     each = _each_axis(caller, name, axis, tree, trace_numbers)
-    length = _length_along(caller, name, tree, each, None, trace_numbers)
+    length = _length_along(caller, name, tree, each, None, trace_numbers, _SPARED_ELSEWHERE)
     if length is None:
-        raise LengthError(f"{caller}: there are no arrays in `{name}`.")
+        raise no_length(caller, name, tree)
     return length
 
 
 def _length_along(
-    caller: str, root: str, tree: Any, axes: Any, length: Any, trace_numbers: bool
+    caller: str,
+    root: str,
+    tree: Any,
+    axes: Any,
+    length: Any,
+    trace_numbers: bool,
+    how_to_spare: str,
 ) -> int | None:
     number = _concrete_length(caller, length)
     found: list[tuple[str, Any, int]] = []
@@ -145,16 +155,16 @@ def _length_along(
         if shape is None:
             # Not an array, but something that only `lax` knows how to scan over.
             return number
-        name = root + "".join(map(key_text, path))
+        name = root + path_text(path)
         if not -len(shape) <= axis < len(shape):
             raise ArgumentError(
                 f"{caller}: {name} is {type_text(aval)}, which has no axis {axis} to go "
-                "along." + (_HOW_TO_SPARE_IT if root == "xs" else "")
+                f"along. To pass it whole, {how_to_spare}."
             )
         found.append((name, aval, axis))
     lengths = {aval.shape[axis] for _, aval, axis in found}
     if len(lengths) > 1 or (number is not None and lengths - {number}):
-        raise length_conflict(caller, root, found, number)
+        raise length_conflict(caller, root, tree, found, number)
     return lengths.pop() if lengths else number
 
 

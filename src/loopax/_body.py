@@ -1,17 +1,22 @@
 """The function that JAX traces in place of the user's: merge, call, split, compare."""
 
 import contextlib
+import functools
+import inspect
 import threading
 import types
 import weakref
 from collections.abc import Callable, Generator, Hashable, Sequence
-from typing import Any
+from typing import Any, cast
 
-from ._call import Call, Operands, is_plain_partial
+import equinox as eqx
+
+from ._call import Call, Operands
 from ._errors import carry_mismatch
-from ._mismatch import Comparison
+from ._jax import config
+from ._mismatch import Comparison, attributes
 from ._split import HOLE, Arrays, Static, names, split
-from ._static import NoToken, watch_with
+from ._token import NoToken, Tokens
 from ._words import named
 
 
@@ -27,6 +32,8 @@ class Step:
         self._body = body
         self._call = call
         self._inputs = inputs
+        # What is static in the carry must not be changed in place either.
+        self._attributes = attributes(call.statics[0][-1])
 
     @property
     def caller(self) -> str:
@@ -56,8 +63,14 @@ class Step:
         # A weakly typed carry, such as a Python number, is promoted by `lax` to the type
         # that the body gives it. `lax` then traces the body again, over what is no longer
         # weakly typed.
-        rules = Comparison(self.trace_numbers, weak_fits=True)
+        rules = Comparison(
+            self.trace_numbers,
+            weak_fits=True,
+            # Then the loop is one of Python's, which may change what it likes.
+            any_type=config.jax_disable_jit,
+        )
         arrays, mismatches = rules.compare(static, before, tree, "carry")
+        mismatches += rules.changed_in_place(static, self._attributes, "carry")
         if mismatches:
             raise carry_mismatch(self.caller, self.function, mismatches)
         return Arrays([*kept, *arrays], state.names)
@@ -135,12 +148,19 @@ class Body:
         # References that take the body out of the cache when what it is for dies.
         self.evicting: list[Any] = []
 
+    # These make JAX name the user's function and its arguments, not this class.
+
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        # Makes JAX name the user's function and its arguments, not this class.
         if not self.calls:
             raise AttributeError("__wrapped__")
-        return _plain(self.calls[-1].function)
+        return _with_code(self.calls[-1].function)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        if not self.calls:
+            raise AttributeError("__signature__")
+        return inspect.signature(self.calls[-1].function)
 
     @contextlib.contextmanager
     def during(self, call: Call) -> Generator[None]:
@@ -161,11 +181,11 @@ class Body:
         return self._calling(Step(self, call, nodes), *others, *call.merge(nodes))
 
 
-def _plain(function: Any) -> Callable[..., Any]:
-    # What `inspect` can take a signature and a place from.
-    if hasattr(function, "__code__") or hasattr(function, "__wrapped__"):
-        return function
-    return function if is_plain_partial(function) else function.__call__
+def _with_code(function: Any) -> Callable[..., Any]:
+    """The function that is called in the end, which has a name and a place in a file."""
+    while isinstance(function, functools.partial):
+        function = cast(Any, function).func
+    return cast(Any, function).__call__ if isinstance(function, eqx.Module) else function
 
 
 def merge_output(output: Arrays) -> Any:
@@ -184,16 +204,16 @@ _CAPACITY = 4096
 
 def body_for(calling: Calling, call: Call) -> Body:
     """The body for a call: the same object as for the last call like it."""
-    watched: list[Any] = []
+    tokens = Tokens()
     try:
-        key = (calling, call.token(watch_with(watched)))
+        key = (calling, call.token(tokens))
     except (NoToken, RecursionError):
         return Body(calling, call)
     with _lock:
         body = _bodies.pop(key, None)
         if body is None:
             body = Body(calling, call)
-            body.evicting = [_evict(key, value) for value in watched]
+            body.evicting = [_evict(key, value) for value in tokens.watched]
             if len(_bodies) >= _CAPACITY:
                 del _bodies[next(iter(_bodies))]
         _bodies[key] = body

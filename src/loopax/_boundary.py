@@ -42,9 +42,11 @@ def public(
                             raise wrong_argument(function.__name__, name, hints[name], value)
                     return function(*args, **kwargs)
                 except Refusal as refusal:
-                    if namesake is None or kwargs.get("trace_numbers") is not True:
+                    # One that comes from a call within the user's function has been seen to.
+                    known, refusal.settled = refusal.settled, True
+                    if known or namesake is None or kwargs.get("trace_numbers") is not True:
                         raise
-                    raise _in_words_of(
+                    raise _with_words_of(
                         namesake, function, functions, trees, args, kwargs, refusal
                     ) from None
             except Exception as error:
@@ -72,7 +74,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def _in_words_of(
+def _with_words_of(
     namesake: Callable[..., Any],
     function: Callable[..., Any],
     functions: tuple[str, ...],
@@ -81,9 +83,10 @@ def _in_words_of(
     kwargs: dict[str, Any],
     refusal: Refusal,
 ) -> Exception:
-    """`refusal` as `namesake` puts it, if the arguments hold nothing unknown to that.
+    """`refusal` with what `namesake` says, if the arguments hold nothing unknown to that.
 
-    With `trace_numbers=True` each function then is its namesake, down to the messages.
+    With `trace_numbers=True` each function then is its namesake, so that whoever looks for
+    the words of that has to find them.
     """
     signature = inspect.signature(function)
     ours = signature.parameters.keys() - inspect.signature(namesake).parameters.keys()
@@ -99,10 +102,19 @@ def _in_words_of(
     try:
         namesake(*args, **{k: v for k, v in kwargs.items() if k != "trace_numbers"})
     except (TypeError, ValueError) as error:
-        # Anything else is no message of its own, but a failure to give one.
+        if _NOT_ABOUT_IT in str(error):
+            return refusal
+        if not isinstance(refusal, type(error)):
+            return error
+        said = f"{refusal}\n\n{namesake.__name__} of jax.lax says: {error}"
         if isinstance(refusal, MismatchError):
-            return MismatchError(str(error), refusal.mismatches)
-        return error
+            return MismatchError(said, refusal.mismatches)
+        return type(refusal)(said)
     except Exception:
+        # No message, but a failure to give one.
         return refusal
     return refusal
+
+
+# What `lax` says if a function returns something static, which is no fault here.
+_NOT_ABOUT_IT = "not a valid JAX type"

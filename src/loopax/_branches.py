@@ -6,10 +6,10 @@ from typing import Any
 
 from jax.core import AbstractValue
 
-from . import _tree
+from . import _body, _tree
 from ._body import Body, Step, body_for, merge_output
 from ._call import Call, Operands, as_tree, views
-from ._errors import branch_mismatch
+from ._errors import ArgumentError, branch_mismatch
 from ._jax import make_jaxpr
 from ._mismatch import Comparison
 from ._split import Arrays, split, split_held
@@ -38,23 +38,22 @@ def choose(
     parts = [split_held(as_tree(function)) for function in functions.values()]
     trees = [split(operand, trace_numbers) for operand in operands]
     # The functions go with the first operand, so that each argument has its own name.
-    states, others = views(parts, *trees[:1]), [Operands(tree) for tree in trees[1:]]
+    seen, others = views(parts, *trees[:1]), [Operands(tree) for tree in trees[1:]]
     calls = [
         Call(
             caller,
             function,
             trace_numbers,
-            state,
+            view,
             *others,
-            functions=len(functions),
-            own=own,
             as_arrays=as_arrays,
         )
-        for own, (function, state) in enumerate(zip(functions.values(), states, strict=True))
+        for function, view in (zip(functions.values(), seen, strict=True))
     ]
     bodies = [body_for(_branch, call) for call in calls]
     arguments = [
-        bodies[0].argument(part, position) for position, part in enumerate([states[0], *others])
+        bodies[0].argument(part, position)
+        for position, part in enumerate([seen[0].operands, *others])
     ]
     with contextlib.ExitStack() as stack:
         for body, call in zip(bodies, calls, strict=True):
@@ -85,7 +84,9 @@ def _branch(step: Step, function: Callable[..., Any], *operands: Any) -> Arrays:
 def _raised_in_body(error: TypeError) -> bool:
     entry = error.__traceback__
     while entry is not None:
-        if entry.tb_frame.f_code is Body.__call__.__code__:
+        # By name: a runtime type checker may have put a function of its own around it.
+        code = entry.tb_frame.f_code
+        if code.co_qualname == "Body.__call__" and code.co_filename == _body.__file__:
             return True
         entry = entry.tb_next
     return False
@@ -111,3 +112,18 @@ def _numbers_beside_arrays(results: Sequence[Any]) -> frozenset[int]:
         if any(map(is_number, across))
         and any(isinstance(leaf, AbstractValue) for leaf in across)
     )
+
+
+class _NotGiven:
+    def __repr__(self) -> str:
+        return "<not given>"
+
+
+NOT_GIVEN: Any = _NotGiven()
+
+
+def only_operand(caller: str, operands: tuple[Any, ...], operand: Any) -> tuple[Any]:
+    """The operand that was given by name, which `lax` takes in place of all others."""
+    if operands:
+        raise ArgumentError(f"{caller}: give operands by position, or one as `operand`.")
+    return (operand,)

@@ -3,12 +3,12 @@
 import functools
 import types
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 
 from ._split import Arrays, Split, Static, split_held
-from ._static import Watch
+from ._token import Tokens
 
 
 def as_tree(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -18,11 +18,25 @@ def as_tree(function: Callable[..., Any]) -> Callable[..., Any]:
     to JAX they are opaque.
     """
     if isinstance(function, types.MethodType):
-        return eqx.Partial(function.__func__, function.__self__)
+        return Applied(function.__func__, (function.__self__,), {})
     if is_plain_partial(function):
         partial: Any = function
-        return eqx.Partial(as_tree(partial.func), *partial.args, **partial.keywords)
+        return Applied(as_tree(partial.func), partial.args, partial.keywords)
     return function
+
+
+class Applied(eqx.Module):
+    """A function together with its first arguments, as a PyTree.
+
+    Not `eqx.Partial`, whose frame would stand in the user's tracebacks.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*self.arguments, *arguments, **self.keywords)
 
 
 def is_plain_partial(function: Any) -> bool:
@@ -47,15 +61,29 @@ def _merge(statics: Sequence[Static], arrays: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(static.merge(rest) for static in statics)
 
 
-def views(functions: Sequence[Split], *others: Split) -> list[Operands]:
-    """What each of several functions is called with: all of them, and the other trees.
+class View(NamedTuple):
+    """What one of several functions is called with.
 
-    Each view has the same arrays. Of the other functions it has nothing else, so that no
-    trace depends on what is static in a function that it does not call.
+    - `operands`: the functions, and the first of the other trees.
+    - `functions`, `own`: how many functions there are among them, and which is called.
     """
+
+    operands: Operands
+    functions: int
+    own: int
+
+
+def views(functions: Sequence[Split], *others: Split) -> list[View]:
+    """What each of several functions is called with: the same arrays for each.
+
+    Of the other functions it has nothing but those, so that no trace depends on what is
+    static in a function that it does not call.
+    """
+    if not any(part.arrays for part in functions):
+        return [View(Operands(part, *others), 1, 0) for part in functions]
     bare = [split_held(part.arrays) for part in functions]
     return [
-        Operands(*bare[:own], part, *bare[own + 1 :], *others)
+        View(Operands(*bare[:own], part, *bare[own + 1 :], *others), len(functions), own)
         for own, part in enumerate(functions)
     ]
 
@@ -65,9 +93,8 @@ class Call:
 
     - `caller`: the public function.
     - `function`: the function of the user's that is to be traced.
-    - `operands`: for each argument of the traced function that holds arrays, its trees.
-        The first holds the functions, and last of all the carry.
-    - `functions`, `own`: how many functions there are, and which one is `function`.
+    - `first`, `operands`: for each argument of the traced function that holds arrays, its
+        trees. The first holds the functions, and last of all the carry.
     - `as_arrays`: which leaves of its outputs are arrays even if they are numbers.
     """
 
@@ -76,17 +103,17 @@ class Call:
         caller: str,
         function: Callable[..., Any],
         trace_numbers: bool,
+        first: View | Operands,
         *operands: Operands,
-        functions: int = 1,
-        own: int = 0,
         as_arrays: frozenset[int] = frozenset(),
     ):
         self.caller = caller
         self.function = function
         self.trace_numbers = trace_numbers
-        self.statics = tuple(operand.statics for operand in operands)
-        self.functions = functions
-        self.own = own
+        view = first if isinstance(first, View) else View(first, 1, 0)
+        self.statics = tuple(part.statics for part in (view.operands, *operands))
+        self.functions = view.functions
+        self.own = view.own
         self.as_arrays = as_arrays
 
     @property
@@ -102,6 +129,6 @@ class Call:
         ]
         return trees[self.own], *trees[self.functions :]
 
-    def token(self, watch: Watch) -> Hashable:
-        statics = (static.token(watch) for part in self.statics for static in part)
+    def token(self, tokens: Tokens) -> Hashable:
+        statics = (static.token(tokens) for part in self.statics for static in part)
         return (self.trace_numbers, self.functions, self.own, self.as_arrays, *statics)

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import equinox as eqx
-
 from ._body import Body
 from ._boundary import public
-from ._branches import choose
+from ._branches import NOT_GIVEN, choose, only_operand
+from ._call import Applied
 from ._errors import not_a_choice, wrong_argument
 from ._jax import lax
 from ._split import Arrays
@@ -15,8 +14,6 @@ from ._static import is_scalar
 
 
 Y = TypeVar("Y")
-
-_NOT_GIVEN: Any = object()
 
 
 # `Any` stands beside the types of the functions for the sake of an old way to call
@@ -27,7 +24,7 @@ def filter_cond(
     true_fun: Callable[..., Y] | Any,
     false_fun: Callable[..., Y] | Any,
     *operands: Any,
-    operand: Any = _NOT_GIVEN,
+    operand: Any = NOT_GIVEN,
     trace_numbers: bool = False,
 ) -> Y:
     """Calls one of two functions: `jax.lax.cond`, over any PyTree.
@@ -88,8 +85,8 @@ def filter_cond(
     Asked for in Equinox issue [789](https://github.com/patrick-kidger/equinox/issues/789) and
     JAX issue [13554](https://github.com/jax-ml/jax/issues/13554).
     """
-    if operand is not _NOT_GIVEN:
-        operands = (*operands, operand)
+    if operand is not NOT_GIVEN:
+        operands = only_operand("filter_cond", operands, operand)
     elif not callable(true_fun) and len(operands) == 2 and callable(operands[1]):
         true_fun, false_fun, operands = _with_own_operands(true_fun, false_fun, *operands)
     functions = {"true_fun": true_fun, "false_fun": false_fun}
@@ -97,7 +94,7 @@ def filter_cond(
         if not callable(function):
             raise wrong_argument("filter_cond", name, Callable, function)
     if not is_scalar(pred, "biuf"):
-        raise not_a_choice("filter_cond", "pred", "a boolean or a number", pred)
+        raise not_a_choice("filter_cond", "pred", "a boolean or a real number", pred)
 
     def primitive(bodies: Sequence[Body], arguments: Sequence[Arrays]) -> Arrays:
         return lax.cond(pred, *bodies, *arguments)
@@ -111,8 +108,8 @@ def _with_own_operands(
     # `lax.cond(pred, x, f, y, g)`, in which each function has an operand of its own. It is
     # no longer documented, and still works.
     return (
-        eqx.Partial(_on_first, true_fun),
-        eqx.Partial(_on_second, false_fun),
+        Applied(_on_first, (true_fun,), {}),
+        Applied(_on_second, (false_fun,), {}),
         (true_operand, false_operand),
     )
 

@@ -1,18 +1,24 @@
 """What loopax raises."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 
+from . import _tree
 from ._advice import for_branches, for_carry, hints
 from ._mismatch import Mismatch
-from ._words import hint_text, shown, sides, tree_text, type_text
+from ._static import is_number
+from ._words import described, hint_text, shown, sides, tree_text, type_text
 
 
 class Refusal(Exception):
     """What loopax itself raises, as against what the user's functions or JAX raise."""
+
+    # Whether it has left the call that raised it.
+    settled = False
 
 
 class ArgumentError(Refusal, TypeError):
@@ -88,7 +94,17 @@ def stack_mismatch(caller: str, mismatches: Sequence[Mismatch]) -> MismatchError
         f"  {path:<{widths[0]}}   has {now:<{widths[1]}}   where trees[0] has {was}"
         for path, was, now in rows
     ]
-    advice = "Leave out what differs, or make it an array."
+    kinds = {m.kind for m in mismatches}
+    advice = "\n".join(
+        [
+            *(["Arrays must be of one shape and dtype."] if "array" in kinds else []),
+            *(
+                ["Leave out what else differs, or make it an array."]
+                if kinds - {"array"}
+                else []
+            ),
+        ]
+    )
     return MismatchError("\n".join([headline, "", *lines, "", advice]), mismatches)
 
 
@@ -105,26 +121,27 @@ def branch_mismatch(
     found = [mismatch for each in mismatches for mismatch in each]
     who = [f"{name} {shown(branch)}" for name, branch in branches.items()]
     rows: list[tuple[str, str, str]] = []
-    for path in dict.fromkeys(mismatch.path for mismatch in found):
-        # What stands there, and in which branches. Of several differences at one path,
-        # such as several keys, each is told.
+    shown_paths: set[str] = set()
+    for fact in dict.fromkeys(map(_fact, found)):
+        # What stands there, and in which branches.
         told: dict[str, list[str]] = {}
         for number, each in enumerate(mismatches):
-            here = [sides(mismatch) for mismatch in each if mismatch.path == path]
-            for before, after in here:
-                told.setdefault(before, [who[0]])
+            here = [mismatch for mismatch in each if _fact(mismatch) == fact]
+            if here:
+                before, after = sides(here[0])
+                told.setdefault(before, [])
                 told.setdefault(after, []).append(who[number])
         first = next(iter(told))
-        told[first] += [
+        told[first] = [
             who[number]
-            for number, each in enumerate(mismatches[1:], 1)
-            if not any(mismatch.path == path for mismatch in each)
+            for number, each in enumerate(mismatches)
+            if all(_fact(mismatch) != fact for mismatch in each)
         ]
-        labels = [path] + [""] * (len(told) - 1)
-        rows += [
-            (label, text, ", ".join(names))
-            for label, (text, names) in zip(labels, told.items(), strict=True)
-        ]
+        label = "" if fact[0] in shown_paths else fact[0]
+        shown_paths.add(fact[0])
+        for text, names in told.items():
+            rows.append((label, text, ", ".join(names)))
+            label = ""
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [
         f"  {label:<{widths[0]}}   {text:<{widths[1]}}   from {names}"
@@ -133,6 +150,14 @@ def branch_mismatch(
     headline = f"{caller}: the branches must return the same, up to array values, but:"
     advice = [f"  * {hint}" for hint in hints(found, for_branches)]
     return MismatchError("\n".join([headline, "", *lines, "", *advice]).rstrip(), found)
+
+
+def _fact(mismatch: Mismatch) -> tuple[str, str]:
+    """What a mismatch is about: its path, and which key if it is about one."""
+    if mismatch.kind in ("new", "missing"):
+        key = mismatch.after if mismatch.kind == "new" else mismatch.before
+        return mismatch.path, str(key)
+    return mismatch.path, ""
 
 
 def _report(headline: str, mismatches: Sequence[Mismatch]) -> str:
@@ -154,7 +179,7 @@ def _columns(mismatch: Mismatch) -> tuple[str, str]:
     before, after = sides(mismatch)
     match mismatch.kind:
         case "new":
-            return "", f"came back with {after}"
+            return "", f"came back with {after.replace('the ', 'a new ', 1)}"
         case "missing":
             return "", f"came back without {before}"
         case "length" | "metadata":
@@ -164,7 +189,11 @@ def _columns(mismatch: Mismatch) -> tuple[str, str]:
 
 
 def length_conflict(
-    caller: str, root: str, found: Sequence[tuple[str, Any, int]], length: int | None
+    caller: str,
+    root: str,
+    tree: Any,
+    found: Sequence[tuple[str, Any, int]],
+    length: int | None,
 ) -> LengthError:
     """The arrays in an argument, and `length`, do not agree on how long they are."""
     names = max(len(name) for name, _, _ in found)
@@ -180,7 +209,24 @@ def length_conflict(
         headline = (
             f"{caller}: `length` is {length}, and the arrays in `{root}` must agree, but:"
         )
-    return LengthError("\n".join([headline, "", *rows]))
+    advice: list[str] = []
+    if isinstance(tree, (list, tuple)) and not any(map(_tree.is_leaf, cast(Any, tree))):
+        advice = [
+            "",
+            f"To go over a list of like trees, stack them: loopax.filter_stack({root}).",
+        ]
+    return LengthError("\n".join([headline, "", *rows, *advice]))
+
+
+def no_length(caller: str, root: str, tree: Any, more: str = "") -> LengthError:
+    """There are no arrays in an argument to take a length from."""
+    leaves = _tree.leaves(tree)
+    hint = ""
+    if leaves and all(map(is_number, leaves)):
+        hint = f" Python numbers are static; make an array of them, jnp.asarray({root})."
+    elif hasattr(tree, "__next__") or isinstance(tree, range):
+        hint = f" It is {described(tree)}; make arrays of what it holds first."
+    return LengthError(f"{caller}: there are no arrays in `{root}` to go along.{hint}{more}")
 
 
 def not_a_pair(caller: str, body: Callable[..., Any], result: Any) -> ArgumentError:
@@ -196,10 +242,14 @@ def not_a_predicate(caller: str, function: Callable[..., Any], result: Any) -> A
     hint = ""
     if eqx.is_array_like(result):
         aval = jax.typeof(result)
-        hints = [] if aval.dtype == bool else ["Compare it with something."]
-        if aval.shape:
-            hints.append("Reduce it, with jnp.any or jnp.all.")
-        hint = "".join(f" {text}" for text in hints)
+        compare = "Compare it with something" if aval.dtype != bool else ""
+        reduce = "educe it, with jnp.any or jnp.all" if aval.shape else ""
+        if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+            pass
+        elif compare and reduce:
+            hint = f" {compare}, and r{reduce}."
+        elif compare or reduce:
+            hint = f" {compare}." if compare else f" R{reduce}."
     return ArgumentError(
         f"{caller}: {shown(function)} must return a boolean scalar, but returned "
         f"{tree_text(result)}.{hint}"
@@ -207,9 +257,9 @@ def not_a_predicate(caller: str, function: Callable[..., Any], result: Any) -> A
 
 
 def not_a_choice(caller: str, name: str, expected: str, value: Any) -> ArgumentError:
-    """The predicate of a cond, or the index of a switch, is of the wrong kind."""
+    """The predicate of a cond, the index of a switch or the bound of a loop is no scalar."""
     return ArgumentError(
-        f"{caller}: `{name}` must be a scalar, {expected}, but is {tree_text(value)}."
+        f"{caller}: `{name}` must be {expected}, a scalar, but is {tree_text(value)}."
     )
 
 

@@ -6,8 +6,10 @@ from typing import Any, SupportsInt, TypeVar
 from ._body import Step, body_for
 from ._boundary import public
 from ._call import Call, Operands, as_tree
+from ._errors import not_a_choice
 from ._jax import lax
 from ._split import split, split_held
+from ._static import is_scalar
 
 
 Carry = TypeVar("Carry")
@@ -81,6 +83,10 @@ def filter_fori_loop(
     Asked for with the other loops in Equinox issue
     [789](https://github.com/patrick-kidger/equinox/issues/789).
     """
+    for name, bound in (("lower", lower), ("upper", upper)):
+        # `lax` takes any real number, if the other is one of the same kind.
+        if not is_scalar(bound, "iuf"):
+            raise not_a_choice("filter_fori_loop", name, "an integer", bound)
     state = Operands(split_held(as_tree(body_fun)), split(init_val, trace_numbers))
     call = Call("filter_fori_loop", body_fun, trace_numbers, state)
     body = body_for(_step, call)

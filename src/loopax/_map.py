@@ -1,7 +1,8 @@
 """`filter_map`."""
 
+import operator
 from collections.abc import Callable
-from typing import Any, SupportsInt, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import jax
 
@@ -24,7 +25,7 @@ def filter_map(
     f: Callable[[X], Y],
     xs: X,
     *,
-    batch_size: SupportsInt | None = None,
+    batch_size: SupportsIndex | None = None,
     trace_numbers: bool = False,
 ) -> Y:
     """Calls a function on each row, one after the other: `jax.lax.map`, over any PyTree.
@@ -91,7 +92,7 @@ def filter_map(
         rows = body.argument(inputs, 1)
         if batch_size is None:
             return merge_output(run(rows))
-        size = int(batch_size)
+        size = operator.index(batch_size)
         if size < 0:
             raise LengthError(f"filter_map: `batch_size` must not be negative, got {size}.")
         return merge_output(_in_batches(run, rows, length, size))
@@ -124,7 +125,11 @@ def _in_batches(
         for start, stop, each in parts
         if start < stop or length == 0 == start
     ]
-    return _tree.map_leaves(lambda *parts: lax.concatenate(parts, 0), *results)
+    # What is static is that of the first batch: no row knows the size of its batch.
+    first = results[0]
+    columns = zip(*(result.arrays for result in results), strict=True)
+    arrays = [lax.concatenate(parts, 0) for parts in columns]
+    return Arrays(arrays, first.names, first.label)
 
 
 def _cut(rows: Any, start: int, stop: int, size: int) -> Any:

@@ -1,13 +1,15 @@
 """Differences between two trees, as structured facts with paths."""
 
 import dataclasses
+import enum
+import types
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jax.core import AbstractValue
+from jax.core import AbstractValue, ShapedArray
 
 from . import _tree
 from ._jax import typematch
@@ -16,7 +18,16 @@ from ._static import is_dynamic, is_number, same, same_structure
 
 
 Kind = Literal[
-    "value", "field", "metadata", "type", "length", "new", "missing", "static", "array"
+    "value",
+    "static",
+    "array",
+    "field",
+    "metadata",
+    "attribute",
+    "type",
+    "length",
+    "new",
+    "missing",
 ]
 
 
@@ -32,6 +43,7 @@ class Mismatch:
         - `"array"`: an array has another type.
         - `"field"`: a static field of a Module or dataclass has another value.
         - `"metadata"`: the metadata of some other kind of node differ.
+        - `"attribute"`: an object that is no PyTree was changed in place.
         - `"type"`: another kind of tree, or of container, stands there.
         - `"length"`: a sequence has another length.
         - `"new"`, `"missing"`: a mapping or a Module has a key or a field more, or less.
@@ -52,12 +64,16 @@ class Comparison:
 
     - `trace_numbers`: whether Python's numbers are arrays.
     - `weak_fits`: whether a weakly typed array before fits an array after of any dtype.
+        Where one has to give way like that, `lax` promotes it and traces the body again, and
+        what dtypes the others have then is seen in that trace.
+    - `any_type`: whether any array fits any other.
     - `numbers_join`: whether a number before fits an array after. The other way round it
         always does: where there is an array, a number becomes one, as in `lax`.
     """
 
     trace_numbers: bool
     weak_fits: bool = False
+    any_type: bool = False
     numbers_join: bool = False
 
     def compare(
@@ -70,16 +86,10 @@ class Comparison:
         """
         leaves, treedef = _tree.flatten(after)
         if same_structure(static.treedef, treedef):
-            unused = iter(arrays)
-            found: list[Any] = []
-            for expected, leaf in zip(static.leaves, leaves, strict=True):
-                if expected is HOLE:
-                    if not self._fits(next(unused), leaf):
-                        break
-                    found.append(leaf)
-                elif not same(expected, leaf):
-                    break
-            else:
+            pairs = list(zip(static.leaves, leaves, strict=True))
+            found = [leaf for expected, leaf in pairs if expected is HOLE]
+            statics = [pair for pair in pairs if pair[0] is not HOLE]
+            if all(same(*pair) for pair in statics) and self._all_fit(arrays, found):
                 return found, []
         before, after = static.merge(arrays), treedef.unflatten(leaves)
         return [], list(self.differences(before, after, root))
@@ -107,30 +117,64 @@ class Comparison:
             if text not in inner_before:
                 yield Mismatch(path, "new", None, key)
 
+    def changed_in_place(
+        self, static: Static, before: dict[int, dict[str, Any]], root: str
+    ) -> Iterator[Mismatch]:
+        """The attributes of objects among the leaves that are not what they were."""
+        if not before:
+            return
+        places = range(len(static.leaves))
+        after = attributes(static)
+        for path, place in _tree.leaves_with_path(static.treedef.unflatten(places)):
+            now = after.get(place, {})
+            for name, was in before.get(place, {}).items():
+                if not same(was, now.get(name)):
+                    text = root + path_text(path) + f".{name}"
+                    yield Mismatch(text, "attribute", was, self._facts(now.get(name)))
+
     def _leaf_differences(self, before: Any, after: Any, path: str) -> Iterator[Mismatch]:
         is_array = self._is_dynamic(after)
         joins = self.numbers_join and is_array and is_number(before)
         if self._is_dynamic(before) or joins:
             if self._fits(before, after):
                 return
-            is_array = is_array or is_number(after)
-            kind = "array" if is_array else "static"
-            after = _type(after) if is_array else after
+            kind = "array" if self._is_array(after) else "static"
+            after = _type(after) if kind == "array" else after
             yield Mismatch(path, kind, _type(before), after)
         elif is_array:
             yield Mismatch(path, "value", before, _type(after))
         elif not same(before, after):
             yield Mismatch(path, "value", before, after)
 
-    def _fits(self, before: Any, after: Any) -> bool:
-        if before is after:
+    def _all_fit(self, before: Sequence[Any], after: Sequence[Any]) -> bool:
+        pairs = list(zip(before, after, strict=True))
+        if all(self._fits(*pair) for pair in pairs):
             return True
-        if not (is_number(after) or self._is_dynamic(after)):
+        if not self.weak_fits or not any(self._is_promoted(*pair) for pair in pairs):
+            return False
+        return all(self._fits(*pair, any_dtype=True) for pair in pairs)
+
+    def _is_promoted(self, before: Any, after: Any) -> bool:
+        if not self._is_array(after):
             return False
         was, now = _type(before), _type(after)
-        if self.weak_fits and getattr(was, "weak_type", False) and not _is_key(now):
-            was = was.update(dtype=now.dtype, weak_type=False)
-        return typematch(was, now)
+        return getattr(was, "weak_type", False) and not typematch(was, now)
+
+    def _fits(self, before: Any, after: Any, any_dtype: bool = False) -> bool:
+        if before is after:
+            return True
+        if not self._is_array(after):
+            return False
+        was, now = _type(before), _type(after)
+        arrays = isinstance(was, ShapedArray) and isinstance(now, ShapedArray)
+        if arrays and not _is_key(now) and not _is_key(was):
+            any_dtype = any_dtype or (self.weak_fits and was.weak_type)
+            if any_dtype:
+                was = cast(Any, was).update(dtype=now.dtype, weak_type=False)
+        return self.any_type or typematch(was, now)
+
+    def _is_array(self, leaf: Any) -> bool:
+        return is_number(leaf) or self._is_dynamic(leaf)
 
     def _is_dynamic(self, leaf: Any) -> bool:
         return isinstance(leaf, AbstractValue) or is_dynamic(leaf, self.trace_numbers)
@@ -139,6 +183,24 @@ class Comparison:
         if _one_level(tree) is not None:
             return _tree.structure(tree)
         return _type(tree) if self._is_dynamic(tree) else tree
+
+
+def attributes(static: Static) -> dict[int, dict[str, Any]]:
+    """The attributes that objects among the leaves have now, by the place of the leaf.
+
+    Not of functions, nor of others that are no objects in the everyday sense.
+    """
+    return {
+        place: dict(vars(leaf))
+        for place, leaf in enumerate(static.leaves)
+        if leaf is not HOLE
+        and hasattr(leaf, "__dict__")
+        and not isinstance(leaf, _NO_OBJECTS)
+        and not hasattr(leaf, "__wrapped__")
+    }
+
+
+_NO_OBJECTS = (type, enum.Enum, types.FunctionType, types.MethodType, types.ModuleType)
 
 
 def _type(leaf: Any) -> Any:
@@ -210,6 +272,11 @@ def key_text(key: Any) -> str:
             return f"[<child {key.key}>]"
         case _:
             return str(key)
+
+
+def path_text(path: Iterable[Any]) -> str:
+    """A path, as one would write it in Python."""
+    return "".join(map(key_text, path))
 
 
 def quoted(value: Any) -> str:

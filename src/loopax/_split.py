@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import jax.tree_util as jtu
 
 from . import _tree
-from ._static import Watch, is_dynamic, is_held, same, same_structure, structure_token, token
+from ._static import is_dynamic, is_held, same, same_structure
+from ._token import Tokens
 
 
 class _Hole:
@@ -42,10 +43,10 @@ class Static:
     def num_arrays(self) -> int:
         return sum(leaf is HOLE for leaf in self._leaves)
 
-    def token(self, watch: Watch) -> Hashable:
-        """Equal for what no trace can tell apart. See `_static.token`."""
-        leaves = (None if leaf is HOLE else token(leaf, watch) for leaf in self.leaves)
-        return (structure_token(self.treedef, watch), *leaves)
+    def token(self, tokens: Tokens) -> Hashable:
+        """Equal for what no trace can tell apart."""
+        leaves = (None if leaf is HOLE else tokens.of(leaf) for leaf in self.leaves)
+        return (tokens.of_structure(self.treedef), *leaves)
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -1,14 +1,5 @@
-"""What is dynamic, what is static, and when two static values are the same.
+"""What is dynamic, what is static, and when two static values are the same."""
 
-Two notions of equality live here, one finer than the other:
-
-* [`same`][] asks "did the loop change this?". Two functions made from the same code
-  with equal closures are the same, so that a lambda re-created by the body is no change.
-* [`token`][] asks "may a trace be used again?". There a Python function counts by
-  identity, as in JAX: what it closes over may have changed since.
-"""
-
-import dataclasses
 import functools
 import math
 import types
@@ -43,14 +34,14 @@ def is_number(leaf: Any) -> bool:
 
 def is_dynamic(leaf: Any, trace_numbers: bool) -> bool:
     """Whether a loop may change `leaf`: it is an array, or else a value to JAX."""
-    if _is_numpy(leaf):
+    if is_numpy(leaf):
         dtype = leaf.dtype
         return dtype.kind not in _NUMPY_ONLY_KINDS and dtype.names is None
     if eqx.is_array(leaf):
         return True
     if is_number(leaf):
         return trace_numbers
-    kind = _type_of(leaf)
+    kind = type_of(leaf)
     if isinstance(leaf, _NEVER_VALUES) or kind in _refused:
         return False
     # JAX takes it for the description of a value, not for a value.
@@ -61,7 +52,7 @@ def _is_value(leaf: Any) -> bool:
     try:
         jax.typeof(leaf)
     except TypeError:
-        _refused.add(_type_of(leaf))
+        _refused.add(type_of(leaf))
         return False
     except Exception:
         # Either JAX knows this kind of value and refuses it for a reason of its own, which
@@ -101,12 +92,13 @@ def is_scalar(value: Any, kinds: str) -> bool:
     return isinstance(dtype, np.dtype) and aval.shape == () and dtype.kind in kinds
 
 
-def _is_numpy(value: Any) -> bool:
+def is_numpy(value: Any) -> bool:
+    """Whether `value` is an array or a scalar of NumPy's."""
     return isinstance(value, (np.ndarray, np.generic))
 
 
 # Their kinds as `Any`: a type checker need not follow what is told apart here.
-_type_of: Callable[[Any], Any] = type
+type_of: Callable[[Any], Any] = type
 
 
 # -- structure ---------------------------------------------------------------------------
@@ -154,8 +146,8 @@ def same(before: Any, after: Any) -> bool:
 def _same(a: Any, b: Any, comparing: frozenset[tuple[int, int]]) -> bool:
     if a is b:
         return True
-    kind = _type_of(a)
-    if kind is not _type_of(b):
+    kind = type_of(a)
+    if kind is not type_of(b):
         return False
     # Functions and containers can hold themselves. Whatever is being compared already,
     # further up, is taken to be the same here.
@@ -165,8 +157,8 @@ def _same(a: Any, b: Any, comparing: frozenset[tuple[int, int]]) -> bool:
     recur = functools.partial(_same, comparing=comparing | {pair})
     if isinstance(a, (float, complex)):
         return _same_number(a, b)
-    if _is_numpy(a):
-        return _array_key(a) == _array_key(b)
+    if is_numpy(a):
+        return array_key(a) == array_key(b)
     if kind in (tuple, list):
         return len(a) == len(b) and all(map(recur, a, b))
     if kind is dict:
@@ -188,11 +180,11 @@ def _same(a: Any, b: Any, comparing: frozenset[tuple[int, int]]) -> bool:
         answer: Any = a == b
     except Exception:
         return False
-    return _type_of(answer) in (bool, np.bool_) and bool(answer)
+    return type_of(answer) in (bool, np.bool_) and bool(answer)
 
 
 def _same_number(a: Any, b: Any) -> bool:
-    return bool(a == b) or _float_key(a) == _float_key(b)
+    return bool(a == b) or float_key(a) == float_key(b)
 
 
 def _same_function(a: Any, b: Any, recur: Callable[[Any, Any], bool]) -> bool:
@@ -218,148 +210,16 @@ def _contents(cell: Any) -> Any:
         return _EMPTY_CELL
 
 
-# -- tokens ------------------------------------------------------------------------------
-
-
-class NoToken(Exception):
-    """The value cannot be hashed, so that no trace is kept for it."""
-
-
-# Called with each object that a token knows by identity only. It answers with what stands
-# for the object in the token, and does not keep the object alive.
-Watch = Callable[[Any], Hashable]
-
-
-def token(value: Any, watch: Watch) -> Hashable:
-    """Something hashable that is equal for values between which no trace can tell."""
-    kind = _type_of(value)
-    if value is None or kind in (bool, int, str, bytes):
-        return (kind, value)
-    if isinstance(value, (float, complex)):
-        return (kind, _float_key(value))
-    if kind is list or _is_tuple(value):
-        return (kind, *(token(item, watch) for item in value))
-    if kind is dict:
-        return (kind, *(token(item, watch) for item in value.items()))
-    if kind is frozenset:
-        return (kind, frozenset(map(functools.partial(token, watch=watch), value)))
-    if _is_numpy(value):
-        return (kind, *_array_key(value))
-    if isinstance(value, jax.Array):
-        # A trace closes over it, and would keep it alive that way.
-        raise NoToken
-    if isinstance(value, types.MethodType):
-        return (kind, token(value.__func__, watch), _owner(value.__self__, watch))
-    if kind is functools.partial:
-        return _owner(value, watch)
-    by_identity = kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__
-    if by_identity or isinstance(value, type):
-        return watch(value)
-    # Their own `==` takes parts that are equal for the same, such as `1` and `True`.
-    if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value)]
-        parts = [token(getattr(value, name, None), watch) for name in names]
-        return (kind, *parts)
-    if not _tree.is_leaf(value):
-        leaves, treedef = _tree.flatten(value)
-        return (structure_token(treedef, watch), token(leaves, watch))
-    try:
-        hash(value)
-        trusted = bool(value == value)
-    except Exception as error:
-        raise NoToken from error
-    if not trusted:
-        raise NoToken
-    return (kind, value)
-
-
-def structure_token(treedef: Any, watch: Watch) -> Hashable:
-    """As [`token`][], of a treedef."""
-    return tuple(
-        (
-            kind if kind in _IMMORTAL else watch(kind),
-            None if data is None else token(data, watch),
-            count,
-        )
-        for kind, data, count in nodes(treedef)
-    )
-
-
-# The types of nodes that need no watching: they never die.
-_IMMORTAL = frozenset((None, type(None), tuple, list, dict))
-
-
-def _is_tuple(value: Any) -> bool:
-    return isinstance(value, tuple)
-
-
-def _owner(value: Any, watch: Watch) -> Hashable:
-    # What has arrays inside has no token by its parts. As long as it lives it cannot change,
-    # so that its identity will do, and the trace that closes over the arrays dies with it.
-    try:
-        if _type_of(value) is functools.partial:
-            parts = (value.func, value.args, value.keywords)
-            return (functools.partial, token(parts, watch))
-        return token(value, watch)
-    except NoToken:
-        return watch(value)
-
-
-def watch_with(seen: list[Any]) -> Watch:
-    """A `Watch` that notes in `seen` what must stay alive for the token to be good."""
-
-    def watch(value: Any) -> Hashable:
-        try:
-            reference = weakref.ref(value)
-        except TypeError:
-            # Few things can be neither hashed by value nor referred to weakly; NumPy's
-            # own functions are some of them, and they live for ever.
-            return _ByIdentity(value)
-        if id(value) not in addresses:
-            addresses.add(id(value))
-            seen.append(value)
-        return _WeakIdentity(reference, id(value))
-
-    addresses: set[int] = set()
-    return watch
-
-
-class _ByIdentity:
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByIdentity) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
-class _WeakIdentity:
-    # Not a bare `weakref.ref`: that compares what it refers to by `==`, and hashes it.
-    __slots__ = ("address", "reference")
-
-    def __init__(self, reference: "weakref.ref[Any]", address: int):
-        self.reference = reference
-        self.address = address
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _WeakIdentity) and self.reference is other.reference
-
-    def __hash__(self) -> int:
-        return self.address
-
-
-def _float_key(value: Any) -> Hashable:
+def float_key(value: Any) -> Hashable:
+    """A number as something that is equal for equal numbers only."""
     # Tells 0.0 from -0.0, which a trace can, and takes NaN for NaN.
     if isinstance(value, complex):
-        return (_float_key(value.real), _float_key(value.imag))
+        return (float_key(value.real), float_key(value.imag))
     return "nan" if math.isnan(value) else float(value).hex()
 
 
-def _array_key(value: Any) -> tuple[Hashable, ...]:
+def array_key(value: Any) -> tuple[Hashable, ...]:
+    """A NumPy array as something that is equal for equal arrays only."""
     if value.dtype.hasobject:
         # The bytes of such an array are addresses.
         return (value.dtype, value.shape, id(value))

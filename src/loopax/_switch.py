@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from ._body import Body
 from ._boundary import public
-from ._branches import choose
+from ._branches import NOT_GIVEN, choose, only_operand
 from ._errors import LengthError, not_a_choice, wrong_argument
 from ._jax import lax
 from ._split import Arrays
@@ -13,8 +13,6 @@ from ._static import is_scalar
 
 
 Y = TypeVar("Y")
-
-_NOT_GIVEN: Any = object()
 
 
 # beartype looks at one item of a sequence, any one. Hence the `Any`, and a check of all
@@ -24,7 +22,7 @@ def filter_switch(
     index: Any,
     branches: Sequence[Callable[..., Y] | Any],
     *operands: Any,
-    operand: Any = _NOT_GIVEN,
+    operand: Any = NOT_GIVEN,
     trace_numbers: bool = False,
 ) -> Y:
     """Calls one of several functions: `jax.lax.switch`, over any PyTree.
@@ -80,8 +78,8 @@ def filter_switch(
     Asked for in JAX issue [13554](https://github.com/jax-ml/jax/issues/13554) and Equinox issue
     [1057](https://github.com/patrick-kidger/equinox/issues/1057).
     """
-    if operand is not _NOT_GIVEN:
-        operands = (*operands, operand)
+    if operand is not NOT_GIVEN:
+        operands = only_operand("filter_switch", operands, operand)
     if not is_scalar(index, "iu"):
         raise not_a_choice("filter_switch", "index", "an integer", index)
     functions = {f"branches[{n}]": branch for n, branch in enumerate(branches)}

@@ -9,7 +9,7 @@ from ._body import Step, body_for
 from ._boundary import public
 from ._call import Call, as_tree, views
 from ._errors import not_a_predicate
-from ._jax import lax
+from ._jax import config, lax
 from ._split import closed_over, split, split_held
 from ._static import is_scalar
 
@@ -97,19 +97,19 @@ def filter_while_loop(
         # predicate reads it. Under `vmap`, with a predicate that differs between lanes,
         # each lane would then get a copy of its own, to be selected anew at every step.
         functions[0] = closed_over(as_tree(cond_fun))
-    test_state, step_state = views(functions, carry)
-    test = Call("filter_while_loop", cond_fun, trace_numbers, test_state, functions=2)
-    step = Call("filter_while_loop", body_fun, trace_numbers, step_state, functions=2, own=1)
+    test_view, step_view = views(functions, carry)
+    test = Call("filter_while_loop", cond_fun, trace_numbers, test_view)
+    step = Call("filter_while_loop", body_fun, trace_numbers, step_view)
     cond, body = body_for(_test, test), body_for(_step, step)
     with cond.during(test), body.during(step):
-        out = lax.while_loop(cond, body, body.argument(step_state))
-    *_, result = step_state.merge(out.arrays)
+        out = lax.while_loop(cond, body, body.argument(step_view.operands))
+    *_, result = step_view.operands.merge(out.arrays)
     return result
 
 
 def _test(step: Step, cond_fun: Callable[..., Any], carry: Any) -> Any:
     pred = cond_fun(carry)
-    if not is_scalar(pred, "b"):
+    if not is_scalar(pred, "b") and not config.jax_disable_jit:
         raise not_a_predicate(step.caller, step.function, pred)
     return pred
 

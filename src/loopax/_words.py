@@ -6,7 +6,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsInt, cast
+from typing import Any, SupportsIndex, SupportsInt, cast
 
 import equinox as eqx
 import jax
@@ -74,7 +74,7 @@ def described(value: Any) -> str:
     if is_number(value):
         return f"{value!r} ({type(value).__name__})"
     if isinstance(value, str):
-        return quoted(value)
+        return quoted(value) if len(value) <= 60 else _clipped(value)
     if isinstance(value, type):
         return f"<class {cast(Any, value).__qualname__}>"
     if callable(value) and (name := getattr(_innermost(value), "__name__", None)):
@@ -94,7 +94,9 @@ def _clipped(value: Any, limit: int = 60) -> str:
 def _structure_text(treedef: Any) -> str:
     kind, metadata, count = next(nodes(treedef))
     name = kind.__name__
-    article = "an" if name[0].lower() in "aeiou" else "a"
+    # An acronym is said letter by letter.
+    vowels = "AEFHILMNORSX" if name[:2].isupper() else "AEIOUaeiou"
+    article = "an" if name[0] in vowels else "a"
     if kind is dict:
         return f"a dict with keys {', '.join(map(quoted, metadata))}" if count else "{}"
     if kind in (tuple, list):
@@ -107,9 +109,9 @@ def sides(mismatch: Mismatch) -> tuple[str, str]:
     before, after = mismatch.before, mismatch.after
     match mismatch.kind:
         case "new":
-            return f"no {_key_words(after)}", f"a new {_key_words(after)}"
+            return f"no {key_words(after)}", f"the {key_words(after)}"
         case "missing":
-            return f"the {_key_words(before)}", f"no {_key_words(before)}"
+            return f"the {key_words(before)}", f"no {key_words(before)}"
         case "length":
             return f"length {before}", f"length {after}"
         case "metadata":
@@ -119,10 +121,13 @@ def sides(mismatch: Mismatch) -> tuple[str, str]:
             return _told_apart(before, after)
 
 
-def _key_words(key: Any) -> str:
+def key_words(key: Any) -> str:
+    """A key or a field, by its name."""
     if isinstance(key, jtu.DictKey):
         return f"key {quoted(key.key)}"
-    return f"field {key_text(key).lstrip('.')}"
+    if isinstance(key, jtu.GetAttrKey):
+        return f"field {key.name}"
+    return key_text(key).strip("[]<>")
 
 
 def _told_apart(before: Any, after: Any) -> tuple[str, str]:
@@ -167,6 +172,7 @@ def hint_text(hint: Any) -> str:
 _HINT_WORDS = {
     Callable: "callable",
     Sequence: "a sequence",
+    SupportsIndex: "an integer",
     SupportsInt: "an integer",
     bool: "a boolean",
     np.bool_: "a boolean",

@@ -22,17 +22,8 @@ from hypothesis import example, given, settings, strategies as st
 
 import loopax
 from loopax._body import _bodies
-from loopax._static import (
-    NoToken,
-    is_dynamic,
-    is_number,
-    nodes,
-    same,
-    same_structure,
-    structure_token,
-    token,
-    watch_with,
-)
+from loopax._static import is_dynamic, is_number, nodes, same, same_structure
+from loopax._token import NoToken, Tokens
 
 
 class Mode(enum.Enum):
@@ -130,7 +121,7 @@ def fails():
 
 
 def token_of(value):
-    return token(value, watch_with([]))
+    return Tokens().of(value)
 
 
 def add(x, y=0):
@@ -742,11 +733,11 @@ def test_tokens_do_not_keep_objects_alive_and_never_equal_later_ones():
 
 
 def test_watching_notes_what_the_token_knows_by_identity_only():
-    seen: list[Any] = []
+    tokens = Tokens()
     agent = Agent()
-    token({"f": add, "g": (add, agent), "n": 1, "s": "a", "m": agent.act}, watch_with(seen))
-    assert {id(one) for one in seen} == {id(add), id(agent), id(Agent.act)}
-    assert len(seen) == 3
+    tokens.of({"f": add, "g": (add, agent), "n": 1, "s": "a", "m": agent.act})
+    assert {id(one) for one in tokens.watched} == {id(add), id(agent), id(Agent.act)}
+    assert len(tokens.watched) == 3
 
 
 @pytest.mark.parametrize(
@@ -767,9 +758,7 @@ def test_watching_notes_what_the_token_knows_by_identity_only():
     ],
 )
 def test_tokens_of_structures(before, after, agree):
-    before, after = (
-        structure_token(structure(tree), watch_with([])) for tree in (before, after)
-    )
+    before, after = (Tokens().of_structure(structure(tree)) for tree in (before, after))
     assert (before == after) is agree
 
 

@@ -1,5 +1,6 @@
 """What to do about a mismatch."""
 
+import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -113,6 +114,8 @@ def _value_hint(before: Any, after: Any) -> str:
 
 def _number_text(number: Any) -> str:
     """As one would type it."""
+    if isinstance(number, enum.Enum):
+        number = number.value
     text = repr(number)
     return text.replace("inf", "jnp.inf").replace("nan", "jnp.nan")
 

@@ -1,7 +1,8 @@
 """`filter_associative_scan`."""
 
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsInt, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -21,7 +22,7 @@ def filter_associative_scan(
     fn: Callable[[Elements, Elements], Elements],
     elems: Elements,
     reverse: bool | np.bool_ = False,
-    axis: SupportsInt = 0,
+    axis: SupportsIndex = 0,
     *,
     trace_numbers: bool = False,
 ) -> Elements:
@@ -90,7 +91,7 @@ def filter_associative_scan(
 
     Asked for in JAX issue [5354](https://github.com/jax-ml/jax/issues/5354).
     """
-    length_along("filter_associative_scan", "elems", elems, int(axis), trace_numbers)
+    length_along("filter_associative_scan", "elems", elems, operator.index(axis), trace_numbers)
     arrays, static = split(elems, trace_numbers)
     rules = Comparison(trace_numbers, weak_fits=True)
 
@@ -101,4 +102,6 @@ def filter_associative_scan(
             raise element_mismatch("filter_associative_scan", fn, mismatches)
         return combined
 
-    return static.merge(lax.associative_scan(combine, arrays, bool(reverse), int(axis)))
+    return static.merge(
+        lax.associative_scan(combine, arrays, bool(reverse), operator.index(axis))
+    )

@@ -139,14 +139,18 @@ class Body:
     def __init__(self, calling: Calling, call: Call):
         self.__name__ = self.__qualname__ = named(call.function)
         self._calling = calling
-        # The calls in progress, the latest last.
-        self.calls: list[Call] = []
+        self._local: Any = threading.local()
         self._names = [
             tuple(name for static in statics for name in names(static))
             for statics in call.statics
         ]
         # References that take the body out of the cache when what it is for dies.
         self.evicting: list[Any] = []
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls in progress in this thread, the latest last."""
+        return self._local.__dict__.setdefault("calls", [])
 
     # These make JAX name the user's function and its arguments, not this class.
 

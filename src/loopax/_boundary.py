@@ -108,8 +108,11 @@ def _with_words_of(
             return error
         said = f"{refusal}\n\n{namesake.__name__} of jax.lax says: {error}"
         if isinstance(refusal, MismatchError):
-            return MismatchError(said, refusal.mismatches)
-        return type(refusal)(said)
+            said_so = MismatchError(said, refusal.mismatches)
+        else:
+            said_so = type(refusal)(said)
+        said_so.settled = True
+        return said_so
     except Exception:
         # No message, but a failure to give one.
         return refusal

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 
-from ._split import Arrays, Split, Static, split_held
+from ._split import Arrays, Split, Static, bare
 from ._token import Tokens
 
 
@@ -81,11 +81,18 @@ def views(functions: Sequence[Split], *others: Split) -> list[View]:
     """
     if not any(part.arrays for part in functions):
         return [View(Operands(part, *others), 1, 0) for part in functions]
-    bare = [split_held(part.arrays) for part in functions]
-    return [
-        View(Operands(*bare[:own], part, *bare[own + 1 :], *others), len(functions), own)
-        for own, part in enumerate(functions)
-    ]
+    every = [array for part in functions for array in part.arrays]
+    seen: list[View] = []
+    start = 0
+    for part in functions:
+        stop = start + len(part.arrays)
+        before, after = (
+            Split(every[:start], bare(start)),
+            Split(every[stop:], bare(len(every) - stop)),
+        )
+        seen.append(View(Operands(before, part, after, *others), functions=3, own=1))
+        start = stop
+    return seen
 
 
 class Call:

@@ -160,13 +160,19 @@ def _fact(mismatch: Mismatch) -> tuple[str, str]:
     return mismatch.path, ""
 
 
+# What fits on a screen.
+_MOST_ROWS = 30
+
+
 def _report(headline: str, mismatches: Sequence[Mismatch]) -> str:
-    rows = [(m.path, *_columns(m)) for m in mismatches]
+    rows = [(m.path, *_columns(m)) for m in mismatches[:_MOST_ROWS]]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [
         f"  {path:<{widths[0]}}   {f'{was:<{widths[1]}}   ' if widths[1] else ''}{came}"
         for path, was, came in rows
     ]
+    if len(mismatches) > _MOST_ROWS:
+        lines.append(f"  ... and {len(mismatches) - _MOST_ROWS} more, see `mismatches`")
     advice = [_ALL_STATIC] if any(m.kind != "array" for m in mismatches) else []
     advice += [f"  * {hint}" for hint in hints(mismatches, for_carry)]
     return "\n".join([headline, "", *lines, "", *advice]).rstrip()

@@ -87,12 +87,14 @@ class Comparison:
         leaves, treedef = _tree.flatten(after)
         if same_structure(static.treedef, treedef):
             pairs = list(zip(static.leaves, leaves, strict=True))
-            found = [leaf for expected, leaf in pairs if expected is HOLE]
+            new = [leaf for expected, leaf in pairs if expected is HOLE]
             statics = [pair for pair in pairs if pair[0] is not HOLE]
-            if all(same(*pair) for pair in statics) and self._all_fit(arrays, found):
-                return found, []
+            if all(same(*pair) for pair in statics) and self._all_fit(arrays, new):
+                return new, []
+        # Both are made again, to be flattened once more.
         before, after = static.merge(arrays), treedef.unflatten(leaves)
-        return [], list(self.differences(before, after, root))
+        found = list(self.differences(before, after, root))
+        return [], found or [Mismatch(root, "metadata", static.treedef, treedef)]
 
     def differences(self, before: Any, after: Any, path: str) -> Iterator[Mismatch]:
         """In what `after` differs from `before`. Both have to be fit to be flattened."""
@@ -191,7 +193,7 @@ def attributes(static: Static) -> dict[int, dict[str, Any]]:
     Not of functions, nor of others that are no objects in the everyday sense.
     """
     return {
-        place: dict(vars(leaf))
+        place: dict[str, Any](leaf.__dict__)
         for place, leaf in enumerate(static.leaves)
         if leaf is not HOLE
         and hasattr(leaf, "__dict__")
@@ -256,7 +258,14 @@ def _one_level(tree: Any) -> dict[str, tuple[Any, Any]] | None:
     pairs = _tree.leaves_with_path(tree, is_leaf=lambda child: child is not tree)
     if len(pairs) == 1 and not pairs[0][0]:
         return None
-    return {key_text(path[0]): (path[0], child) for path, child in pairs}
+    children: dict[str, tuple[Any, Any]] = {}
+    for path, child in pairs:
+        text = key_text(path[0])
+        # Nothing keeps a node from giving one key to several children.
+        while text in children:
+            text += "'"
+        children[text] = (path[0], child)
+    return children
 
 
 def key_text(key: Any) -> str:

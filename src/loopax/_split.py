@@ -1,5 +1,6 @@
 """A tree as its arrays and the rest."""
 
+import functools
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -61,6 +62,21 @@ class Static:
 
     def __repr__(self) -> str:
         return repr(self.treedef.unflatten(self.leaves))
+
+
+class _Bare(Static):
+    """The static part of a list of so and so many arrays."""
+
+    __slots__ = ()
+
+    def token(self, tokens: Tokens) -> Hashable:
+        return len(self._leaves)
+
+
+@functools.lru_cache
+def bare(count: int) -> Static:
+    """What is static in a list of arrays: only how many there are."""
+    return _Bare(_tree.structure([HOLE] * count), [HOLE] * count)
 
 
 class Split(NamedTuple):
@@ -138,10 +154,12 @@ class Name(str):
 
 def names(static: Static) -> tuple[Name, ...]:
     """Where the arrays stand in the tree, as JAX writes it: `.net.layers[0].weight`."""
-    tree = static.treedef.unflatten(static.leaves)
-    paths = [path for path, _ in _tree.leaves_with_path(tree)]
-    return tuple(
-        Name(_tree.path_text(path))
-        for path, leaf in zip(paths, static.leaves, strict=True)
-        if leaf is HOLE
-    )
+    try:
+        tree = static.treedef.unflatten(static.leaves)
+        paths = [path for path, _ in _tree.leaves_with_path(tree)]
+        pairs = list(zip(paths, static.leaves, strict=True))
+    except Exception:
+        # A node may refuse to be made of what is no array. It has no names, then.
+        numbers = range(static.num_arrays)
+        return tuple(Name(f"[<array {number}>]") for number in numbers)
+    return tuple(Name(_tree.path_text(path)) for path, leaf in pairs if leaf is HOLE)

@@ -1,6 +1,9 @@
 """What is dynamic, what is static, and when two static values are the same."""
 
+import contextlib
+import dataclasses
 import functools
+import hashlib
 import math
 import types
 import weakref
@@ -23,36 +26,44 @@ _NEVER_VALUES = (str, bytes, type, types.FunctionType, types.MethodType)
 # that has the value in it.
 _refused: "weakref.WeakSet[type]" = weakref.WeakSet()
 
-# NumPy holds these, JAX does not: objects, strings, bytes, dates and durations.
-_NUMPY_ONLY_KINDS = "OUSMm"
-
 
 def is_number(leaf: Any) -> bool:
     """Whether `leaf` is one of Python's own numbers or booleans."""
-    return isinstance(leaf, (int, float, complex)) and not isinstance(leaf, np.generic)
+    # NumPy and JAX have subclasses of these, with a dtype.
+    return isinstance(leaf, (int, float, complex)) and not hasattr(leaf, "dtype")
 
 
 def is_dynamic(leaf: Any, trace_numbers: bool) -> bool:
     """Whether a loop may change `leaf`: it is an array, or else a value to JAX."""
     if is_numpy(leaf):
-        dtype = leaf.dtype
-        return dtype.kind not in _NUMPY_ONLY_KINDS and dtype.names is None
+        return _jax_has(leaf.dtype)
     if eqx.is_array(leaf):
         return True
     if is_number(leaf):
         return trace_numbers
     kind = type_of(leaf)
-    if isinstance(leaf, _NEVER_VALUES) or kind in _refused:
+    if isinstance(leaf, _NEVER_VALUES) or _is_refused(kind):
         return False
     # JAX takes it for the description of a value, not for a value.
     return not isinstance(leaf, jax.ShapeDtypeStruct) and _is_value(leaf)
+
+
+@functools.cache
+def _jax_has(dtype: Any) -> bool:
+    # NumPy has arrays of objects, strings, dates and more besides.
+    try:
+        jax.typeof(np.empty((), dtype))
+    except TypeError:
+        return False
+    return True
 
 
 def _is_value(leaf: Any) -> bool:
     try:
         jax.typeof(leaf)
     except TypeError:
-        _refused.add(type_of(leaf))
+        with contextlib.suppress(TypeError):
+            _refused.add(type_of(leaf))
         return False
     except Exception:
         # Either JAX knows this kind of value and refuses it for a reason of its own, which
@@ -60,6 +71,14 @@ def _is_value(leaf: Any) -> bool:
         # message.
         return _has_repr(leaf)
     return True
+
+
+def _is_refused(kind: Any) -> bool:
+    try:
+        return kind in _refused
+    except TypeError:
+        # A type that cannot be hashed, by the will of its metaclass.
+        return False
 
 
 def _has_repr(leaf: Any) -> bool:
@@ -83,6 +102,9 @@ def is_held(leaf: Any, trace_numbers: bool) -> bool:
 
 def is_scalar(value: Any, kinds: str) -> bool:
     """Whether `value` is a scalar of one of NumPy's `kinds`, such as `b` for booleans."""
+    if is_number(value):
+        # Also one that is too large for JAX, which `lax` brings into range.
+        return np.asarray(value).dtype.kind in f"{kinds}{'O' if 'i' in kinds else ''}"
     try:
         aval: Any = jax.typeof(value)
     except TypeError:
@@ -162,7 +184,9 @@ def _same(a: Any, b: Any, comparing: frozenset[tuple[int, int]]) -> bool:
     if kind in (tuple, list):
         return len(a) == len(b) and all(map(recur, a, b))
     if kind is dict:
-        return a.keys() == b.keys() and all(recur(a[key], b[key]) for key in a)
+        return _typed(a) == _typed(b) and all(recur(a[key], b[key]) for key in a)
+    if kind in (set, frozenset):
+        return _typed(a) == _typed(b)
     if isinstance(a, types.MethodType):
         return recur(a.__func__, b.__func__) and recur(a.__self__, b.__self__)
     if kind is functools.partial:
@@ -172,6 +196,9 @@ def _same(a: Any, b: Any, comparing: frozenset[tuple[int, int]]) -> bool:
         )
     if isinstance(a, types.FunctionType):
         return _same_function(a, b, recur)
+    if dataclasses.is_dataclass(a) and not isinstance(a, type):
+        # Their own `==` takes `1` and `True` for the same, and may leave fields out.
+        return recur(_fields(a), _fields(b))
     if not _tree.is_leaf(a):
         leaves_a, treedef_a = _tree.flatten(a)
         leaves_b, treedef_b = _tree.flatten(b)
@@ -196,8 +223,20 @@ def _same_function(a: Any, b: Any, recur: Callable[[Any, Any], bool]) -> bool:
         and a.__globals__ is b.__globals__
         and recur(a.__defaults__, b.__defaults__)
         and recur(a.__kwdefaults__, b.__kwdefaults__)
+        and recur(a.__dict__, b.__dict__)
         and recur(closure(a), closure(b))
     )
+
+
+def _typed(items: Any) -> set[tuple[type, Any]]:
+    return {(type_of(item), item) for item in items}
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    fields = {
+        field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)
+    }
+    return fields | getattr(value, "__dict__", {})
 
 
 _EMPTY_CELL = object()
@@ -223,5 +262,8 @@ def array_key(value: Any) -> tuple[Hashable, ...]:
     if value.dtype.hasobject:
         # The bytes of such an array are addresses.
         return (value.dtype, value.shape, id(value))
+    data = value.tobytes()
+    if len(data) > 4096:
+        data = hashlib.sha256(data).digest()
     # The dtype itself: as texts, different ones can be equal.
-    return (value.dtype, value.shape, value.tobytes())
+    return (value.dtype, value.shape, data)

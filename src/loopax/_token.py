@@ -9,7 +9,7 @@ import functools
 import types
 import weakref
 from collections.abc import Hashable
-from typing import Any, cast
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -26,8 +26,8 @@ class NoToken(Exception):
 # What has a very large number of parts is traced anew sooner than they are gone through.
 _MOST_PARTS = 10_000
 
-# The types of nodes of a tree that never die.
-_IMMORTAL = frozenset((None, type(None), tuple, list, dict))
+# Types that never die.
+_IMMORTAL = frozenset((None, type(None), tuple, list, dict, frozenset))
 
 
 class Tokens:
@@ -37,10 +37,14 @@ class Tokens:
     """
 
     def __init__(self) -> None:
-        self.watched: list[Any] = []
+        self._watched: dict[int, Any] = {}
         self._parts = 0
         self._inside: set[int] = set()
         self._arrays_by_identity = False
+
+    @property
+    def watched(self) -> list[Any]:
+        return list(self._watched.values())
 
     def of(self, value: Any) -> Hashable:
         """The token of a static value. Raises `NoToken` if it has none."""
@@ -50,9 +54,11 @@ class Tokens:
         kind = type_of(value)
         if value is None or kind in (bool, int, str, bytes):
             return (kind, value)
-        if isinstance(value, (float, complex)):
+        if kind in (float, complex):
             return (kind, float_key(value))
         if is_numpy(value):
+            if value.dtype.hasobject:
+                raise NoToken
             return (kind, *array_key(value))
         if isinstance(value, jax.Array):
             return self._of_array(value)
@@ -68,7 +74,7 @@ class Tokens:
         """The token of the structure of a tree."""
         return tuple(
             (
-                kind if kind in _IMMORTAL else self._identity(kind),
+                self._of_kind(kind),
                 None if data is None else self.of(data),
                 count,
             )
@@ -97,10 +103,13 @@ class Tokens:
                 leaves, treedef = _tree.flatten(value)
                 parts = (self.of_structure(treedef), tuple(map(self.of, leaves)))
             else:
-                return _by_value(value, kind)
+                parts = (_by_value(value), self._of_attributes(value, kind))
         finally:
             self._inside.discard(id(value))
-        return (cast(Hashable, kind), parts)
+        return (self._of_kind(kind), parts)
+
+    def _of_kind(self, kind: Any) -> Hashable:
+        return kind if kind in _IMMORTAL else self._identity(kind)
 
     def _of_attributes(self, value: Any, kind: Any) -> Hashable:
         # An object may have been changed since the last call.
@@ -152,7 +161,7 @@ class Tokens:
             # Few things can be neither hashed by value nor referred to weakly; NumPy's
             # own functions are some of them, and they live for ever.
             return _Identity(value)
-        self.watched.append(value)
+        self._watched[id(value)] = value
         return _WeakIdentity(reference, id(value))
 
 
@@ -163,15 +172,18 @@ def _is_function(value: Any) -> bool:
     ) or (hasattr(value, "__wrapped__") and not isinstance(value, eqx.Module))
 
 
-def _by_value(value: Any, kind: Any) -> Hashable:
+def _by_value(value: Any) -> Hashable:
+    # Some values are equal and still can be told apart, such as ranges, or one moment in two
+    # time zones. They are not written alike.
     try:
         hash(value)
+        text = repr(value)
         equal = bool(value == value)
     except Exception as error:
         raise NoToken from error
     if not equal:
         raise NoToken
-    return (kind, value)
+    return (value, text)
 
 
 class _Identity:

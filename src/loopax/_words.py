@@ -38,8 +38,8 @@ def named(function: Any) -> str:
 
 
 def _innermost(function: Any) -> Any:
-    while isinstance(function, functools.partial) or hasattr(function, "keywords"):
-        function = function.func
+    while isinstance(function, (functools.partial, eqx.Partial)):
+        function = cast(Any, function).func
     return function
 
 
@@ -72,7 +72,7 @@ def described(value: Any) -> str:
     if value is None:
         return "None"
     if is_number(value):
-        return f"{value!r} ({type(value).__name__})"
+        return f"{_clipped(value)} ({type(value).__name__})"
     if isinstance(value, str):
         return quoted(value) if len(value) <= 60 else _clipped(value)
     if isinstance(value, type):

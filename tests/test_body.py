@@ -78,11 +78,14 @@ def loop(request):
 SCAN = LOOPS["scan"]
 
 
-class Counter:
-    """Counts traces. Known by identity, so that it may be static anywhere."""
+def Counter():
+    """Counts traces. A function, whose attributes do not count for what it is."""
 
-    def __init__(self):
-        self.count = 0
+    def counter():
+        raise NotImplementedError
+
+    counter.count = 0
+    return counter
 
 
 X = jnp.array([1.0, 2.0, 3.0])

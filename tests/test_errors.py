@@ -169,7 +169,8 @@ def test_a_rollout_that_goes_wrong_in_four_places():
         '  carry["policy"].activation   was <function relu>   came back as <function tanh>',
         "",
         "Anything that is not an array is static: it keeps one value for the whole loop.",
-        '  * carry["info"]: start with it in place, or do not add it in the loop.',
+        '  * carry["info"]: start with the key "truncated" in place, or do not add it '
+        "in the loop.",
         '  * carry["momentum"]: cast it back with .astype(jnp.float32), or start from '
         "bfloat16.",
         '  * carry["n_steps"] is a Python int. To change it in the loop, start from '
@@ -225,8 +226,8 @@ def test_a_flag():
         '  carry["done"]   was False (bool)   came back as bool[]',
         "",
         STATIC,
-        '  * carry["done"] is a Python bool. To change it in the loop, start from an '
-        "array, jnp.asarray(False), or pass trace_numbers=True.",
+        '  * carry["done"] is a Python bool. Set flags outside of the loop. To change '
+        "it in the loop, start from an array, jnp.asarray(False).",
     )
 
 
@@ -330,7 +331,7 @@ def test_none_that_becomes_a_key():
         '  carry["key"]   was None   came back as key<fry>[]',
         "",
         STATIC,
-        '  * carry["key"]: None is static too. Start from a key, jax.random.key(0).',
+        '  * carry["key"]: None is static too. Start from random keys of type key<fry>[].',
     )
 
 
@@ -363,7 +364,8 @@ def test_a_tree_that_becomes_none():
         '  carry["hidden"]   was a tuple of length 2   came back as None',
         "",
         STATIC,
-        '  * carry["hidden"]: return what was there before, or start from what is returned.',
+        '  * carry["hidden"]: return what was there before, or start from what the '
+        "body returns.",
     )
 
 
@@ -455,7 +457,8 @@ def test_a_partial_with_another_argument():
         '  carry["f"]   was <function max> with 1   came back as <function max> with 2',
         "",
         STATIC,
-        '  * carry["f"]: keep what changes in an array, or leave it out.',
+        '  * carry["f"]: not a PyTree, and so one static value. Make it an '
+        "eqx.Module, so that the arrays in it are seen, or return the same object.",
     )
 
 
@@ -477,7 +480,8 @@ def test_a_class_for_another():
         '  carry["dtype"]   was <class float32>   came back as <class bfloat16>',
         "",
         STATIC,
-        '  * carry["dtype"]: keep what changes in an array, or leave it out.',
+        '  * carry["dtype"]: not a PyTree, and so one static value. Make it an '
+        "eqx.Module, so that the arrays in it are seen, or return the same object.",
     )
 
 
@@ -488,7 +492,8 @@ def test_a_member_of_an_enumeration():
         "  carry[\"mode\"]   was <Mode.TRAIN: 'train'>   came back as <Mode.TEST: 'test'>",
         "",
         STATIC,
-        '  * carry["mode"]: keep what changes in an array, or leave it out.',
+        '  * carry["mode"]: not a PyTree, and so one static value. Make it an '
+        "eqx.Module, so that the arrays in it are seen, or return the same object.",
     )
 
 
@@ -499,7 +504,8 @@ def test_objects_that_read_the_same():
         '  carry["a"]   was <Thing>   came back as another <Thing>',
         "",
         STATIC,
-        '  * carry["a"]: keep what changes in an array, or leave it out.',
+        '  * carry["a"]: not a PyTree, and so one static value. Make it an '
+        "eqx.Module, so that the arrays in it are seen, or return the same object.",
     )
 
 
@@ -521,7 +527,8 @@ def test_callable_objects_that_read_the_same():
         '  carry["a"]   was <Agent>   came back as another <Agent>',
         "",
         STATIC,
-        '  * carry["a"]: keep what changes in an array, or leave it out.',
+        '  * carry["a"]: not a PyTree, and so one static value. Make it an '
+        "eqx.Module, so that the arrays in it are seen, or return the same object.",
     )
 
 
@@ -535,7 +542,8 @@ def test_objects_with_a_long_text():
         "b b b b b b b b b b b b b b b b b b b b b b b b b b b b b...",
         "",
         STATIC,
-        '  * carry["a"]: keep what changes in an array, or leave it out.',
+        '  * carry["a"]: not a PyTree, and so one static value. Make it an '
+        "eqx.Module, so that the arrays in it are seen, or return the same object.",
     )
 
 
@@ -546,7 +554,8 @@ def test_objects_without_a_text():
         '  carry["a"]   was <Thing>   came back as another <Thing>',
         "",
         STATIC,
-        '  * carry["a"]: keep what changes in an array, or leave it out.',
+        '  * carry["a"]: not a PyTree, and so one static value. Make it an '
+        "eqx.Module, so that the arrays in it are seen, or return the same object.",
     )
 
 
@@ -560,7 +569,7 @@ def test_an_array_that_becomes_a_string():
         '  carry["h"]   was float32[3]   came back as "late"',
         "",
         STATIC,
-        '  * carry["h"]: return an array there, float32[3].',
+        '  * carry["h"]: return an array of type float32[3] there.',
     )
 
 
@@ -571,7 +580,7 @@ def test_an_array_that_becomes_none():
         '  carry["h"]   was float32[3]   came back as None',
         "",
         STATIC,
-        '  * carry["h"]: return an array there, float32[3].',
+        '  * carry["h"]: return an array of type float32[3] there.',
     )
 
 
@@ -655,7 +664,6 @@ def test_a_weakly_typed_array_that_becomes_a_vector():
         "",
         '  carry["n"]   was int32[]   came back as float32[3]',
         "",
-        '  * carry["n"]: cast it back with .astype(jnp.int32), or start from float32.',
         '  * carry["n"]: an array keeps its shape for the whole loop. Return shape '
         "(), or start from shape (3,).",
     )
@@ -745,8 +753,8 @@ def test_a_static_field():
         "  carry[0].use_bias   was True (bool)   came back as False (bool)",
         "",
         STATIC,
-        "  * carry[0].use_bias: declared static, and part of the structure. What is "
-        "to change has to be an array in an ordinary field.",
+        "  * carry[0].use_bias: it is declared static, and so is part of the "
+        "structure. What is to change has to be an array in an ordinary field.",
     )
 
 
@@ -758,8 +766,8 @@ def test_a_static_field_that_holds_a_function():
         '  carry["net"].use_bias   was <function relu>   came back as <function tanh>',
         "",
         STATIC,
-        '  * carry["net"].use_bias: declared static, and part of the structure. What '
-        "is to change has to be an array in an ordinary field.",
+        '  * carry["net"].use_bias: it is declared static, and so is part of the '
+        "structure. What is to change has to be an array in an ordinary field.",
     )
 
 
@@ -782,8 +790,8 @@ def test_a_new_field_and_a_missing_one():
         '  carry["t"]   came back with a new field y',
         "",
         STATIC,
-        '  * carry["t"]: return it too, or leave it out from the start.',
-        '  * carry["t"]: start with it in place, or do not add it in the loop.',
+        '  * carry["t"]: return the field x too, or leave it out from the start.',
+        '  * carry["t"]: start with the field y in place, or do not add it in the loop.',
     )
 
 
@@ -794,7 +802,7 @@ def test_a_list_that_becomes_a_tuple():
         '  carry["l"]   was a list of length 2   came back as a tuple of length 2',
         "",
         STATIC,
-        '  * carry["l"]: return what was there before, or start from what is returned.',
+        '  * carry["l"]: return what was there before, or start from what the body returns.',
     )
 
 
@@ -805,7 +813,7 @@ def test_a_tuple_that_becomes_a_dict():
         '  carry["l"]   was a tuple of length 1   came back as a dict with keys "a", "b"',
         "",
         STATIC,
-        '  * carry["l"]: return what was there before, or start from what is returned.',
+        '  * carry["l"]: return what was there before, or start from what the body returns.',
     )
 
 
@@ -816,7 +824,7 @@ def test_a_namedtuple_that_becomes_a_tuple():
         "  carry   was a Pair   came back as a tuple of length 2",
         "",
         STATIC,
-        "  * carry: return what was there before, or start from what is returned.",
+        "  * carry: return what was there before, or start from what the body returns.",
     )
 
 
@@ -827,7 +835,7 @@ def test_a_module_of_another_class():
         '  carry["net"]   was a Layer   came back as an OtherLayer',
         "",
         STATIC,
-        '  * carry["net"]: return what was there before, or start from what is returned.',
+        '  * carry["net"]: return what was there before, or start from what the body returns.',
     )
 
 
@@ -838,7 +846,7 @@ def test_an_array_that_becomes_a_tree():
         '  carry["h"]   was float32[3]   came back as {}',
         "",
         STATIC,
-        '  * carry["h"]: return what was there before, or start from what is returned.',
+        '  * carry["h"]: return what was there before, or start from what the body returns.',
     )
 
 
@@ -849,7 +857,7 @@ def test_a_tree_that_becomes_an_array():
         '  carry["h"]   was {}   came back as float32[3]',
         "",
         STATIC,
-        '  * carry["h"]: return what was there before, or start from what is returned.',
+        '  * carry["h"]: return what was there before, or start from what the body returns.',
     )
 
 
@@ -860,8 +868,8 @@ def test_a_list_that_grows():
         '  carry["log"]   had length 0   came back with length 1',
         "",
         STATIC,
-        '  * carry["log"]: it keeps its length. To collect something at each step, '
-        "return it besides the carry, or write into an array.",
+        '  * carry["log"]: a list or tuple keeps its length. To collect something at '
+        "each step, return it as the y of a scan, or write into an array.",
     )
 
 
@@ -872,8 +880,8 @@ def test_a_tuple_that_shrinks():
         "  carry   had length 3   came back with length 2",
         "",
         STATIC,
-        "  * carry: it keeps its length. To collect something at each step, return it "
-        "besides the carry, or write into an array.",
+        "  * carry: a list or tuple keeps its length. To collect something at each "
+        "step, return it as the y of a scan, or write into an array.",
     )
 
 
@@ -885,7 +893,8 @@ def test_a_new_key():
         '  carry["info"]   came back with a new key "truncated"',
         "",
         STATIC,
-        '  * carry["info"]: start with it in place, or do not add it in the loop.',
+        '  * carry["info"]: start with the key "truncated" in place, or do not add it '
+        "in the loop.",
     )
 
 
@@ -897,7 +906,7 @@ def test_a_missing_key():
         '  carry["info"]   came back without the key 3',
         "",
         STATIC,
-        '  * carry["info"]: return it too, or leave it out from the start.',
+        '  * carry["info"]: return the key 3 too, or leave it out from the start.',
     )
 
 
@@ -921,8 +930,8 @@ def test_columns_are_aligned():
         '  * carry["long name"]: keep what changes in an array, or leave it out.',
         '  * carry["n"]: an array keeps its shape for the whole loop. Return shape '
         "(), or start from shape (3,).",
-        '  * carry["t"]: it keeps its length. To collect something at each step, '
-        "return it besides the carry, or write into an array.",
+        '  * carry["t"]: a list or tuple keeps its length. To collect something at '
+        "each step, return it as the y of a scan, or write into an array.",
     )
 
 
@@ -1192,8 +1201,8 @@ def test_a_length_that_the_arrays_do_not_have():
 
 def test_neither_arrays_nor_a_length():
     assert scan_over(None) == text(
-        "filter_scan: there are no arrays in `xs` to take the number of steps from. "
-        "Pass it as `length`.",
+        "filter_scan: there are no arrays in `xs` to go along. Or pass the number of "
+        "steps as `length`.",
     )
     assert scan_over({"name": "a", "n": 1}) == scan_over(None)
 
@@ -1209,8 +1218,7 @@ def test_a_scalar_to_scan_over():
     xs = {"a": jnp.ones(3), "b": (jnp.asarray(1.0),)}
     assert scan_over(xs, loopax.ArgumentError) == text(
         'filter_scan: xs["b"][0] is float32[], which has no axis 0 to go along. To '
-        "pass it whole to every step, give it None in `in_axes`, or let the body "
-        "close over it.",
+        "pass it whole, give it None in `in_axes`, or let the body close over it.",
     )
 
 
@@ -1218,8 +1226,7 @@ def test_an_axis_that_is_not_there():
     said = scan_over((jnp.ones(3),), loopax.ArgumentError, in_axes=1)
     assert said == text(
         "filter_scan: xs[0] is float32[3], which has no axis 1 to go along. To pass "
-        "it whole to every step, give it None in `in_axes`, or let the body close "
-        "over it.",
+        "it whole, give it None in `in_axes`, or let the body close over it.",
     )
 
 
@@ -1476,6 +1483,7 @@ def test_branches_with_arrays_of_other_shapes_and_dtypes():
         "           int32[2]     from false_fun `two` (here)",
         "",
         "  * output: return arrays of one dtype; .astype casts.",
+        "  * output: return arrays of one shape.",
     )
 
 
@@ -1486,7 +1494,9 @@ def test_branches_with_keys_of_either_kind():
         "  output   key<fry>[]   from true_fun `one` (here)",
         "           uint32[2]    from false_fun `two` (here)",
         "",
-        "  * output: return arrays of one dtype; .astype casts.",
+        "  * output: keep to one kind of random key. jax.random.key makes typed keys, "
+        "jax.random.PRNGKey makes arrays of integers.",
+        "  * output: return arrays of one shape.",
     )
 
 
@@ -1583,7 +1593,7 @@ def test_a_branch_with_a_list_and_one_with_a_tuple():
         '  output["l"]   a list of length 2    from true_fun `one` (here)',
         "                a tuple of length 2   from false_fun `two` (here)",
         "",
-        '  * output["l"]: return trees of one form from each branch.',
+        '  * output["l"]: return the same structure from each branch.',
     )
 
 
@@ -1594,7 +1604,7 @@ def test_branches_with_lists_of_other_lengths():
         '  output["log"]   length 1   from true_fun `one` (here)',
         "                  length 2   from false_fun `two` (here)",
         "",
-        '  * output["log"]: return trees of one form from each branch.',
+        '  * output["log"]: return the same structure from each branch.',
     )
 
 
@@ -1602,10 +1612,10 @@ def test_branches_of_which_the_second_has_a_key_more():
     assert cond_between([{"a": F3}], [{"a": F3, "b": F3}]) == text(
         "filter_cond: the branches must return the same, up to array values, but:",
         "",
-        '  output[0]   no key "b"      from true_fun `one` (here)',
-        '              a new key "b"   from false_fun `two` (here)',
+        '  output[0]   no key "b"    from true_fun `one` (here)',
+        '              the key "b"   from false_fun `two` (here)',
         "",
-        "  * output[0]: return trees of one form from each branch.",
+        "  * output[0]: return the same structure from each branch.",
     )
 
 
@@ -1616,7 +1626,7 @@ def test_branches_of_which_the_second_has_a_key_less():
         '  output[0]   the key "b"   from true_fun `one` (here)',
         '              no key "b"    from false_fun `two` (here)',
         "",
-        "  * output[0]: return trees of one form from each branch.",
+        "  * output[0]: return the same structure from each branch.",
     )
 
 
@@ -1624,12 +1634,12 @@ def test_branches_with_other_keys():
     assert cond_between({"a": F3}, {"b": F3}) == text(
         "filter_cond: the branches must return the same, up to array values, but:",
         "",
-        '  output   the key "a"     from true_fun `one` (here)',
-        '           no key "a"      from false_fun `two` (here)',
-        '           no key "b"      from true_fun `one` (here)',
-        '           a new key "b"   from false_fun `two` (here)',
+        '  output   the key "a"   from true_fun `one` (here)',
+        '           no key "a"    from false_fun `two` (here)',
+        '           no key "b"    from true_fun `one` (here)',
+        '           the key "b"   from false_fun `two` (here)',
         "",
-        "  * output: return trees of one form from each branch.",
+        "  * output: return the same structure from each branch.",
     )
 
 
@@ -1637,12 +1647,12 @@ def test_branches_with_other_fields():
     assert cond_between(Table(x=F3), Table(y=F3)) == text(
         "filter_cond: the branches must return the same, up to array values, but:",
         "",
-        "  output   the field x     from true_fun `one` (here)",
-        "           no field x      from false_fun `two` (here)",
-        "           no field y      from true_fun `one` (here)",
-        "           a new field y   from false_fun `two` (here)",
+        "  output   the field x   from true_fun `one` (here)",
+        "           no field x    from false_fun `two` (here)",
+        "           no field y    from true_fun `one` (here)",
+        "           the field y   from false_fun `two` (here)",
         "",
-        "  * output: return trees of one form from each branch.",
+        "  * output: return the same structure from each branch.",
     )
 
 
@@ -1653,7 +1663,7 @@ def test_branches_with_modules_of_other_classes():
         '  output["net"]   a Layer         from true_fun `one` (here)',
         "                  an OtherLayer   from false_fun `two` (here)",
         "",
-        '  * output["net"]: return trees of one form from each branch.',
+        '  * output["net"]: return the same structure from each branch.',
     )
 
 
@@ -1664,7 +1674,7 @@ def test_a_branch_with_a_tree_and_one_with_an_array():
         '  output["h"]   a dict with keys "a"   from true_fun `one` (here)',
         "                float32[3]             from false_fun `two` (here)",
         "",
-        '  * output["h"]: return trees of one form from each branch.',
+        '  * output["h"]: return the same structure from each branch.',
     )
 
 
@@ -1675,7 +1685,7 @@ def test_a_branch_with_none_and_one_with_a_tree():
         '  output["h"]   None                   from true_fun `one` (here)',
         '                a dict with keys "a"   from false_fun `two` (here)',
         "",
-        '  * output["h"]: return trees of one form from each branch.',
+        '  * output["h"]: return the same structure from each branch.',
     )
 
 
@@ -1685,19 +1695,19 @@ def test_branches_that_disagree_in_many_places():
     assert cond_between(one, two) == text(
         "filter_cond: the branches must return the same, up to array values, but:",
         "",
-        '  output["h"]       float32[3]      from true_fun `one` (here)',
-        "                    float32[2]      from false_fun `two` (here)",
-        '  output["log"]     length 1        from true_fun `one` (here)',
-        "                    length 2        from false_fun `two` (here)",
-        '  output["n"]       1 (int)         from true_fun `one` (here)',
-        "                    2 (int)         from false_fun `two` (here)",
-        '  output["phase"]   "early"         from true_fun `one` (here)',
-        '                    "late"          from false_fun `two` (here)',
-        '  output            no key "z"      from true_fun `one` (here)',
-        '                    a new key "z"   from false_fun `two` (here)',
+        '  output["h"]       float32[3]    from true_fun `one` (here)',
+        "                    float32[2]    from false_fun `two` (here)",
+        '  output["log"]     length 1      from true_fun `one` (here)',
+        "                    length 2      from false_fun `two` (here)",
+        '  output["n"]       1 (int)       from true_fun `one` (here)',
+        "                    2 (int)       from false_fun `two` (here)",
+        '  output["phase"]   "early"       from true_fun `one` (here)',
+        '                    "late"        from false_fun `two` (here)',
+        '  output            no key "z"    from true_fun `one` (here)',
+        '                    the key "z"   from false_fun `two` (here)',
         "",
         '  * output["h"]: return arrays of one shape.',
-        '  * output["log"], output: return trees of one form from each branch.',
+        '  * output["log"], output: return the same structure from each branch.',
         '  * output["n"]: Python numbers are static. To return different ones, return '
         "arrays, jnp.asarray(1), or pass trace_numbers=True.",
         '  * output["phase"]: anything that is not an array is static, and must not '
@@ -1779,6 +1789,7 @@ def test_three_branches_with_numbers_and_a_vector():
         "                float32[3]   from branches[2] `three` (here)",
         "",
         '  * output["n"]: return arrays of one dtype; .astype casts.',
+        '  * output["n"]: return arrays of one shape.',
     )
 
 
@@ -2055,7 +2066,7 @@ def test_an_element_with_a_new_key():
         '  elems   came back with a new key "z"',
         "",
         STATIC,
-        "  * elems: start with it in place, or do not add it in the loop.",
+        '  * elems: start with the key "z" in place, or do not add it in the loop.',
     )
 
 
@@ -2067,7 +2078,7 @@ def test_an_element_that_becomes_none():
         '  elems   was a dict with keys "a", "n", "phase"   came back as None',
         "",
         STATIC,
-        "  * elems: return what was there before, or start from what is returned.",
+        "  * elems: return what was there before, or start from what the body returns.",
     )
 
 
@@ -2110,7 +2121,8 @@ def test_elements_of_other_lengths():
 def test_elements_without_the_axis():
     call = lambda: loopax.filter_associative_scan(relu, {"a": F3}, axis=1)
     assert wrong(call) == text(
-        'filter_associative_scan: elems["a"] is float32[3], which has no axis 1 to go along.',
+        'filter_associative_scan: elems["a"] is float32[3], which has no axis 1 to go '
+        "along. To pass it whole, let the function close over it.",
     )
 
 
@@ -2144,7 +2156,7 @@ def test_stacking_other_strings():
         "",
         '  trees[2]["s"]   has "y"   where trees[0] has "x"',
         "",
-        "Leave out what differs, or make it an array.",
+        "Leave out what else differs, or make it an array.",
     )
 
 
@@ -2154,7 +2166,7 @@ def test_stacking_other_numbers():
         "",
         '  trees[1]["n"]   has 2 (int)   where trees[0] has 1 (int)',
         "",
-        "Leave out what differs, or make it an array.",
+        "Leave out what else differs, or make it an array.",
     )
 
 
@@ -2164,7 +2176,7 @@ def test_stacking_other_functions():
         "",
         "  trees[1].activation   has <function tanh>   where trees[0] has <function relu>",
         "",
-        "Leave out what differs, or make it an array.",
+        "Leave out what else differs, or make it an array.",
     )
 
 
@@ -2174,7 +2186,7 @@ def test_stacking_other_static_fields():
         "",
         "  trees[1].use_bias   has False (bool)   where trees[0] has True (bool)",
         "",
-        "Leave out what differs, or make it an array.",
+        "Leave out what else differs, or make it an array.",
     )
 
 
@@ -2184,7 +2196,7 @@ def test_stacking_arrays_of_other_shapes():
         "",
         "  trees[1][0]   has float32[2]   where trees[0] has float32[3]",
         "",
-        "Leave out what differs, or make it an array.",
+        "Arrays must be of one shape and dtype.",
     )
 
 
@@ -2194,7 +2206,7 @@ def test_stacking_arrays_of_other_dtypes():
         "",
         "  trees[1]   has int32[3]   where trees[0] has float32[3]",
         "",
-        "Leave out what differs, or make it an array.",
+        "Arrays must be of one shape and dtype.",
     )
 
 
@@ -2204,7 +2216,7 @@ def test_stacking_an_array_and_none():
         "",
         '  trees[1]["h"]   has None   where trees[0] has float32[3]',
         "",
-        "Leave out what differs, or make it an array.",
+        "Leave out what else differs, or make it an array.",
     )
 
 
@@ -2214,7 +2226,7 @@ def test_stacking_a_number_and_an_array():
         "",
         '  trees[1]["n"]   has float32[]   where trees[0] has 1.0 (float)',
         "",
-        "Leave out what differs, or make it an array.",
+        "Leave out what else differs, or make it an array.",
     )
 
 
@@ -2224,7 +2236,7 @@ def test_stacking_keys_of_other_kinds():
         "",
         "  trees[1]   has key<rbg>[]   where trees[0] has key<fry>[]",
         "",
-        "Leave out what differs, or make it an array.",
+        "Arrays must be of one shape and dtype.",
     )
 
 
@@ -2234,7 +2246,7 @@ def test_stacking_lists_of_other_lengths():
         "",
         "  trees[1]   has length 2   where trees[0] has length 1",
         "",
-        "Leave out what differs, or make it an array.",
+        "Leave out what else differs, or make it an array.",
     )
 
 
@@ -2244,7 +2256,7 @@ def test_stacking_a_dict_and_a_list():
         "",
         '  trees[1]   has a list of length 1   where trees[0] has a dict with keys "h"',
         "",
-        "Leave out what differs, or make it an array.",
+        "Leave out what else differs, or make it an array.",
     )
 
 
@@ -2252,10 +2264,10 @@ def test_stacking_dicts_with_other_keys():
     assert stacking({"a": F3}, {"b": F3}) == text(
         "filter_stack: the trees must be like `trees[0]`, up to array values, but:",
         "",
-        '  trees[1]   has no key "a"      where trees[0] has the key "a"',
-        '  trees[1]   has a new key "b"   where trees[0] has no key "b"',
+        '  trees[1]   has no key "a"    where trees[0] has the key "a"',
+        '  trees[1]   has the key "b"   where trees[0] has no key "b"',
         "",
-        "Leave out what differs, or make it an array.",
+        "Leave out what else differs, or make it an array.",
     )
 
 
@@ -2265,7 +2277,7 @@ def test_stacking_modules_of_other_classes():
         "",
         "  trees[1]   has an OtherLayer   where trees[0] has a Layer",
         "",
-        "Leave out what differs, or make it an array.",
+        "Leave out what else differs, or make it an array.",
     )
 
 
@@ -2275,7 +2287,7 @@ def test_stacking_traced_numbers_of_other_types():
         "",
         '  trees[1]["n"]   has float32[]   where trees[0] has int32[]',
         "",
-        "Leave out what differs, or make it an array.",
+        "Arrays must be of one shape and dtype.",
     )
 
 
@@ -2288,7 +2300,8 @@ def test_stacking_trees_that_differ_in_many_places():
         '  trees[2]["h"]       has float32[2]   where trees[0] has float32[3]',
         '  trees[2]["n"]       has 2 (int)      where trees[0] has 1 (int)',
         "",
-        "Leave out what differs, or make it an array.",
+        "Arrays must be of one shape and dtype.",
+        "Leave out what else differs, or make it an array.",
     )
 
 
@@ -2333,7 +2346,8 @@ def test_arrays_of_other_lengths_to_take_apart():
 
 def test_a_scalar_to_take_apart():
     assert wrong(lambda: loopax.filter_unstack({"a": F3, "b": jnp.asarray(1.0)})) == text(
-        'filter_unstack: tree["b"] is float32[], which has no axis 0 to go along.',
+        'filter_unstack: tree["b"] is float32[], which has no axis 0 to go along. To '
+        "pass it whole, let the function close over it.",
     )
 
 

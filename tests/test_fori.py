@@ -128,7 +128,6 @@ REFUSED = {
     "negative": lambda loop: loop(0, 4, TOTAL, ZERO, unroll=-1),
     "traced bound": lambda loop: jax.jit(lambda n: loop(0, n, TOTAL, ZERO, unroll=2))(4),
     "bounds of two types": lambda loop: loop(jnp.int8(0), jnp.int16(4), TOTAL, ZERO),
-    "bound of one element": lambda loop: loop(0, jnp.arange(1), TOTAL, ZERO),
     "bound that is a float": lambda loop: loop(0, 4.0, TOTAL, ZERO),
 }
 
@@ -139,6 +138,11 @@ def test_bounds_that_lax_refuses_are_refused_in_the_same_words(name):
     theirs = raised_by(REFUSED[name], lax.fori_loop)
     assert isinstance(ours, type(theirs))
     assert str(ours) == str(theirs)
+
+
+def test_a_bound_that_is_no_scalar_is_refused():
+    error = raised_by(lambda loop: loop(0, jnp.arange(1), TOTAL, ZERO), filter_fori_loop)
+    assert str(error).startswith("filter_fori_loop: `upper` must be an integer, a scalar")
 
 
 NUMBERS = {

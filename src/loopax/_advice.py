@@ -116,7 +116,11 @@ def _number_text(number: Any) -> str:
     """As one would type it."""
     if isinstance(number, enum.Enum):
         number = number.value
-    text = repr(number)
+    try:
+        text = repr(number)
+    except ValueError:
+        # Python writes no integers of thousands of digits.
+        return "..."
     return text.replace("inf", "jnp.inf").replace("nan", "jnp.nan")
 
 

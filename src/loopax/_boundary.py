@@ -106,7 +106,7 @@ def _with_words_of(
             return refusal
         if not isinstance(refusal, type(error)):
             return error
-        said = f"{refusal}\n\n{namesake.__name__} of jax.lax says: {error}"
+        said = f"{refusal}\n\njax.lax.{namesake.__name__} says: {error}"
         if isinstance(refusal, MismatchError):
             said_so = MismatchError(said, refusal.mismatches)
         else:

@@ -94,7 +94,9 @@ class Comparison:
         # Both are made again, to be flattened once more.
         before, after = static.merge(arrays), treedef.unflatten(leaves)
         found = list(self.differences(before, after, root))
-        return [], found or [Mismatch(root, "metadata", static.treedef, treedef)]
+        if not found and not self.numbers_join:
+            found = [Mismatch(root, "metadata", static.treedef, treedef)]
+        return [], found
 
     def differences(self, before: Any, after: Any, path: str) -> Iterator[Mismatch]:
         """In what `after` differs from `before`. Both have to be fit to be flattened."""

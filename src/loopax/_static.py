@@ -50,7 +50,10 @@ def is_dynamic(leaf: Any, trace_numbers: bool) -> bool:
 
 @functools.cache
 def _jax_has(dtype: Any) -> bool:
-    # NumPy has arrays of objects, strings, dates and more besides.
+    # NumPy has arrays of objects, strings, dates and more besides. JAX takes those of its
+    # newer strings for values, and then has no type for them.
+    if dtype.kind == "T":
+        return False
     try:
         jax.typeof(np.empty((), dtype))
     except TypeError:

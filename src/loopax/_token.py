@@ -85,6 +85,8 @@ class Tokens:
         parts: Hashable = None
         if id(value) in self._inside:
             # It holds itself; the rest of it is being gone through already.
+            if kind in _IMMORTAL:
+                raise NoToken
             return self._identity(value)
         self._inside.add(id(value))
         try:
@@ -103,7 +105,7 @@ class Tokens:
                 leaves, treedef = _tree.flatten(value)
                 parts = (self.of_structure(treedef), tuple(map(self.of, leaves)))
             else:
-                parts = (_by_value(value), self._of_attributes(value, kind))
+                parts = (_by_value(value, kind), self._of_attributes(value, kind))
         finally:
             self._inside.discard(id(value))
         return (self._of_kind(kind), parts)
@@ -172,12 +174,13 @@ def _is_function(value: Any) -> bool:
     ) or (hasattr(value, "__wrapped__") and not isinstance(value, eqx.Module))
 
 
-def _by_value(value: Any) -> Hashable:
+def _by_value(value: Any, kind: Any) -> Hashable:
     # Some values are equal and still can be told apart, such as ranges, or one moment in two
-    # time zones. They are not written alike.
+    # time zones. They are not written alike. What has attributes is told apart by those.
+    by_text = not hasattr(value, "__dict__") and kind.__repr__ is not object.__repr__
     try:
         hash(value)
-        text = repr(value)
+        text = repr(value) if by_text else ""
         equal = bool(value == value)
     except Exception as error:
         raise NoToken from error

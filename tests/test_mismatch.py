@@ -688,3 +688,34 @@ def test_without_a_change_nothing_is_found(loop, carry, trace_numbers):
 
     options = {"trace_numbers": trace_numbers}
     assert found_by(loop, carry, again, **options) == set()
+
+
+# -- random trees, changed at random in one branch ---------------------------------------
+
+
+def found_in_branches(branches, number):
+    """What is said of the branch of that number, as paths and kinds."""
+
+    def run(index):
+        loopax.filter_switch(index, branches)
+
+    try:
+        jax.eval_shape(run, jnp.asarray(0))
+    except loopax.MismatchError as error:
+        return {(m.path, m.kind) for m in error.mismatches}
+    return set()
+
+
+@given(st.data(), trees_of([*ARRAYS, *OTHERS]), st.sampled_from([1, 2]))
+@settings(deadline=None, max_examples=1500)
+def test_one_change_in_one_branch_is_found_and_nothing_else(data, output, number):
+    after, expected = changed(data.draw, output, several=False, path="output")
+    branches = [lambda: output, lambda: output, lambda: output]
+    branches[number] = lambda: after
+    assert found_in_branches(branches, number) == expected
+
+
+@given(trees_of([*ARRAYS, *NUMBERS, *OTHERS]))
+@settings(deadline=None, max_examples=500)
+def test_branches_that_agree_are_taken(output):
+    assert found_in_branches([lambda: output, lambda: output], 1) == set()

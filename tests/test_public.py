@@ -220,3 +220,10 @@ def test_there_is_no_assert_which_python_may_leave_out(file):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_every_file_says_what_it_is_for(file):
     assert ast.get_docstring(ast.parse(file.read_text()))
+
+
+def test_the_code_of_the_readme_runs():
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) >= 4
+    exec("\n".join(blocks), {})

@@ -4,6 +4,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex, TypeVar
 
+import jax
 import numpy as np
 
 from ._axes import length_along
@@ -91,8 +92,12 @@ def filter_associative_scan(
 
     Asked for in JAX issue [5354](https://github.com/jax-ml/jax/issues/5354).
     """
-    length_along("filter_associative_scan", "elems", elems, operator.index(axis), trace_numbers)
+    along = operator.index(axis)
+    length_along("filter_associative_scan", "elems", elems, along, trace_numbers)
     arrays, static = split(elems, trace_numbers)
+    if along < 0:
+        # In reverse `lax` does not take a negative one.
+        along += jax.typeof(arrays[0]).ndim
     rules = Comparison(trace_numbers, weak_fits=True)
 
     def combine(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
@@ -102,6 +107,4 @@ def filter_associative_scan(
             raise element_mismatch("filter_associative_scan", fn, mismatches)
         return combined
 
-    return static.merge(
-        lax.associative_scan(combine, arrays, bool(reverse), operator.index(axis))
-    )
+    return static.merge(lax.associative_scan(combine, arrays, bool(reverse), along))

@@ -223,7 +223,7 @@ def test_every_file_says_what_it_is_for(file):
 
 
 def test_the_code_of_the_readme_runs():
-    text = (Path(__file__).parents[1] / "README.md").read_text()
+    text = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) >= 4
     exec("\n".join(blocks), {})

@@ -164,7 +164,7 @@ class Body:
     def __signature__(self) -> inspect.Signature:
         if not self.calls:
             raise AttributeError("__signature__")
-        return inspect.signature(self.calls[-1].function)
+        return self.calls[-1].signature
 
     @contextlib.contextmanager
     def during(self, call: Call) -> Generator[None]:

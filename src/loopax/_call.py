@@ -1,6 +1,7 @@
 """What a public function was called with, split, while the call lasts."""
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -123,7 +124,15 @@ class Call:
         self.own = view.own
         self.as_arrays = as_arrays
 
-    @property
+    @functools.cached_property
+    def signature(self) -> inspect.Signature:
+        """That of `function`. JAX asks for it several times."""
+        try:
+            return inspect.signature(self.function)
+        except ValueError:
+            raise AttributeError("signature") from None
+
+    @functools.cached_property
     def leaves(self) -> list[Any]:
         return [leaf for part in self.statics for one in part for leaf in one.leaves]
 

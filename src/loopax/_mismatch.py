@@ -170,12 +170,15 @@ class Comparison:
         if not self._is_array(after):
             return False
         was, now = _type(before), _type(after)
-        arrays = isinstance(was, ShapedArray) and isinstance(now, ShapedArray)
-        if arrays and not _is_key(now) and not _is_key(was):
-            any_dtype = any_dtype or (self.weak_fits and was.weak_type)
-            if any_dtype:
-                was = cast(Any, was).update(dtype=now.dtype, weak_type=False)
-        return self.any_type or typematch(was, now)
+        if self.any_type or typematch(was, now):
+            return True
+        if not (isinstance(was, ShapedArray) and isinstance(now, ShapedArray)):
+            return False
+        if not (any_dtype or (self.weak_fits and was.weak_type)):
+            return False
+        if _is_key(was) or _is_key(now):
+            return False
+        return typematch(cast(Any, was).update(dtype=now.dtype, weak_type=False), now)
 
     def _is_array(self, leaf: Any) -> bool:
         return is_number(leaf) or self._is_dynamic(leaf)

@@ -154,6 +154,8 @@ class Name(str):
 
 def names(static: Static) -> tuple[Name, ...]:
     """Where the arrays stand in the tree, as JAX writes it: `.net.layers[0].weight`."""
+    if not static.num_arrays:
+        return ()
     try:
         tree = static.treedef.unflatten(static.leaves)
         paths = [path for path, _ in _tree.leaves_with_path(tree)]

@@ -40,6 +40,7 @@ class Tokens:
         self._watched: dict[int, Any] = {}
         self._parts = 0
         self._inside: set[int] = set()
+        self._known: dict[tuple[int, bool], tuple[Any, Hashable]] = {}
         self._arrays_by_identity = False
 
     @property
@@ -82,6 +83,14 @@ class Tokens:
         )
 
     def _of_object(self, value: Any, kind: Any) -> Hashable:
+        # The same object is often found in many places, such as the sign of an absent field.
+        key = (id(value), self._arrays_by_identity)
+        if key not in self._known:
+            # With the object, so that no other one takes its address meanwhile.
+            self._known[key] = (value, self._of_new_object(value, kind))
+        return self._known[key][1]
+
+    def _of_new_object(self, value: Any, kind: Any) -> Hashable:
         parts: Hashable = None
         if id(value) in self._inside:
             # It holds itself; the rest of it is being gone through already.

@@ -55,6 +55,8 @@ class Tokens:
         kind = type_of(value)
         if value is None or kind in (bool, int, str, bytes):
             return (kind, value)
+        if kind is tuple:
+            return (kind, *map(self.of, value))
         if kind in (float, complex):
             return (kind, float_key(value))
         if is_numpy(value):

@@ -85,7 +85,7 @@ def filter_fori_loop(
     """
     for name, bound in (("lower", lower), ("upper", upper)):
         # `lax` takes any real number, if the other is one of the same kind.
-        if not is_scalar(bound, "iuf"):
+        if not is_scalar(bound, "biuf"):
             raise not_a_choice("filter_fori_loop", name, "an integer", bound)
     state = Operands(split_held(as_tree(body_fun)), split(init_val, trace_numbers))
     call = Call("filter_fori_loop", body_fun, trace_numbers, state)

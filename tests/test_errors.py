@@ -1150,7 +1150,7 @@ def test_a_predicate_must_return_a_boolean_scalar(answer, said):
 
 
 def test_a_key_is_no_predicate():
-    assert while_asking(jr.key(0)).startswith(
+    assert while_asking(jr.key(0)) == (
         "filter_while_loop: `again` (here) must return a boolean scalar, but returned "
         "key<fry>[]."
     )
@@ -1204,7 +1204,50 @@ def test_neither_arrays_nor_a_length():
         "filter_scan: there are no arrays in `xs` to go along. Or pass the number of "
         "steps as `length`.",
     )
-    assert scan_over({"name": "a", "n": 1}) == scan_over(None)
+    for xs in [{"name": "a", "n": 1}, [], "ab", relu]:
+        assert scan_over(xs) == scan_over(None)
+
+
+@pytest.mark.parametrize("xs", [[1, 2, 3], 3, 1.0, True, {"a": [0.5]}])
+def test_numbers_to_scan_over(xs):
+    assert scan_over(xs) == text(
+        "filter_scan: there are no arrays in `xs` to go along. Python numbers are "
+        "static; make an array of them, jnp.asarray(xs). Or pass the number of steps as "
+        "`length`.",
+    )
+
+
+def test_a_range_to_scan_over():
+    assert scan_over(range(3)) == text(
+        "filter_scan: there are no arrays in `xs` to go along. It is range(0, 3); make "
+        "arrays of what it holds first. Or pass the number of steps as `length`.",
+    )
+
+
+# JAX warns of iterators itself, and is to refuse them one day.
+@pytest.mark.filterwarnings("ignore:Python iterable type:DeprecationWarning")
+def test_an_iterator_to_scan_over():
+    xs = iter([F3, F3])
+    assert scan_over(xs) == text(
+        f"filter_scan: there are no arrays in `xs` to go along. It is {xs!r}; make "
+        "arrays of what it holds first. Or pass the number of steps as `length`.",
+    )
+
+
+def test_numbers_and_ranges_to_go_along_elsewhere():
+    for call, root in [
+        (functools.partial(loopax.filter_map, relu), "xs"),
+        (functools.partial(loopax.filter_associative_scan, relu), "elems"),
+        (loopax.filter_unstack, "tree"),
+    ]:
+        name = getattr(call, "func", call).__name__
+        none = f"{name}: there are no arrays in `{root}` to go along."
+        assert message(lambda: call([1, 2]), loopax.LengthError) == (
+            f"{none} Python numbers are static; make an array of them, jnp.asarray({root})."
+        )
+        assert message(lambda: call(range(2)), loopax.LengthError) == (
+            f"{none} It is range(0, 2); make arrays of what it holds first."
+        )
 
 
 def test_a_negative_length():
@@ -1234,6 +1277,24 @@ def test_axes_that_are_no_integers():
     said = scan_over((jnp.ones(3),), loopax.ArgumentError, in_axes=("a",))
     assert said == text(
         "filter_scan: `in_axes` must hold integers and None, got 'a'.",
+    )
+
+
+def test_axes_of_another_structure():
+    said = scan_over((jnp.ones(3),), loopax.ArgumentError, in_axes={"a": 0})
+    assert said == text(
+        "filter_scan: `in_axes` must be an integer, None, or a PyTree of those, a prefix "
+        "of `xs`, got {'a': 0}.",
+    )
+
+
+def test_an_output_that_lacks_the_axis_to_stack_along():
+    def step(carry, x):
+        return carry, {"y": x}
+
+    assert wrong(lambda: loopax.filter_scan(step, F3, XS, out_axes=3)) == text(
+        'filter_scan: ys["y"] is float32[3] once it is stacked, which has no axis 3 to '
+        "stack along. See `out_axes`.",
     )
 
 
@@ -1305,6 +1366,8 @@ def test_while_refuses_arguments_of_the_wrong_type(arguments, said):
         ({"lower": None}, "`lower` must be an integer, but is None."),
         ({"upper": [3]}, "`upper` must be an integer, but is a list of length 1."),
         ({"upper": None}, "`upper` must be an integer, but is None."),
+        ({"upper": 1j}, "`upper` must be an integer, but is 1j (complex)."),
+        ({"lower": jr.key(0)}, "`lower` must be an integer, but is key<fry>[]."),
         ({"body_fun": 3}, "`body_fun` must be callable, but is 3 (int)."),
         ({"unroll": "all"}, '`unroll` must be an integer or None, but is "all".'),
         ({"trace_numbers": 0}, "`trace_numbers` must be a boolean, but is 0 (int)."),
@@ -1314,6 +1377,14 @@ def test_fori_refuses_arguments_of_the_wrong_type(arguments, said):
     good = {"lower": 0, "upper": 3, "body_fun": lambda i, c: c, "init_val": F3}
     assert wrong(lambda: loopax.filter_fori_loop(**{**good, **arguments})) == (
         f"filter_fori_loop: {said}"
+    )
+
+
+@pytest.mark.parametrize("name", ["lower", "upper"])
+def test_a_bound_must_be_a_scalar(name):
+    good = {"lower": 0, "upper": 3, "body_fun": lambda i, c: c, "init_val": "a"}
+    assert wrong(lambda: loopax.filter_fori_loop(**{**good, name: jnp.zeros(2, int)})) == (
+        f"filter_fori_loop: `{name}` must be an integer, a scalar, but is int32[2]."
     )
 
 
@@ -1967,8 +2038,9 @@ def test_rows_of_other_lengths_to_map_over():
 
 
 def test_a_scalar_to_map_over():
-    assert wrong(lambda: loopax.filter_map(relu, {"a": F3, "b": jnp.asarray(1.0)})).startswith(
-        'filter_map: xs["b"] is float32[], which has no axis 0 to go along.'
+    assert wrong(lambda: loopax.filter_map(relu, {"a": F3, "b": jnp.asarray(1.0)})) == text(
+        'filter_map: xs["b"] is float32[], which has no axis 0 to go along. To pass it '
+        "whole, let the function close over it.",
     )
 
 
@@ -2420,7 +2492,7 @@ def test_with_traced_numbers_elements_mismatch_in_the_words_of_lax_too():
 def test_with_traced_numbers_a_number_that_becomes_a_key_is_refused_as_by_lax():
     ours, theirs = both("scan", lambda c, x: (jr.key(0), None), 0, XS)
     # It is no mismatch to `lax`, which fails while it promotes the number.
-    assert type(theirs) is ValueError
+    assert type(ours) is type(theirs) is ValueError
     assert str(ours) == str(theirs)
 
 
@@ -2434,38 +2506,42 @@ def test_the_words_of_lax_for_a_carry():
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "kwargs"),
+    ("name", "args", "kwargs", "kind"),
     [
-        ("scan", (lambda c, x: c, F3, XS), {}),
-        ("scan", (step, F3, (jnp.ones(3), jnp.ones(4))), {}),
-        ("scan", (step, F3, 1.0), {}),
-        ("scan", (step, F3, XS), {"length": 4}),
-        ("scan", (step, F3, None), {}),
-        ("while_loop", (lambda c: F3, relu, F3), {}),
-        ("while_loop", (lambda c: 1, relu, F3), {}),
-        ("while_loop", (lambda c: (True, True), relu, F3), {}),
-        ("scan", (3, F3, XS), {}),
-        ("while_loop", (3, relu, F3), {}),
-        ("fori_loop", (0, 3, None, F3), {}),
-        ("cond", (None, relu, relu, F3), {}),
-        ("cond", (F3, relu, relu, F3), {}),
-        ("cond", ("yes", relu, relu, F3), {}),
-        ("cond", (True, relu, 3, F3), {}),
-        ("switch", (1.0, [relu, relu], F3), {}),
-        ("switch", (F3, [relu, relu], F3), {}),
-        ("switch", (0, [], F3), {}),
-        ("switch", (0, [relu, None], F3), {}),
-        ("map", (relu, (jnp.ones(3), jnp.ones(4))), {}),
-        ("map", (relu, 1.0), {}),
-        ("map", (relu, None), {}),
-        ("associative_scan", (jnp.add, (jnp.ones(3), jnp.ones(4))), {}),
-        ("associative_scan", (None, F3), {}),
+        ("scan", (lambda c, x: c, F3, XS), {}, loopax.ArgumentError),
+        ("scan", (step, F3, (jnp.ones(3), jnp.ones(4))), {}, loopax.LengthError),
+        ("scan", (step, F3, 1.0), {}, ValueError),
+        ("scan", (step, F3, XS), {"length": 4}, loopax.LengthError),
+        ("scan", (step, F3, None), {}, loopax.LengthError),
+        ("while_loop", (lambda c: F3, relu, F3), {}, loopax.ArgumentError),
+        ("while_loop", (lambda c: 1, relu, F3), {}, loopax.ArgumentError),
+        ("while_loop", (lambda c: (True, True), relu, F3), {}, loopax.ArgumentError),
+        ("scan", (3, F3, XS), {}, loopax.ArgumentError),
+        ("while_loop", (3, relu, F3), {}, loopax.ArgumentError),
+        ("fori_loop", (0, 3, None, F3), {}, loopax.ArgumentError),
+        ("cond", (None, relu, relu, F3), {}, loopax.ArgumentError),
+        ("cond", (F3, relu, relu, F3), {}, loopax.ArgumentError),
+        ("cond", ("yes", relu, relu, F3), {}, loopax.ArgumentError),
+        ("cond", (True, relu, 3, F3), {}, loopax.ArgumentError),
+        ("switch", (1.0, [relu, relu], F3), {}, loopax.ArgumentError),
+        ("switch", (F3, [relu, relu], F3), {}, loopax.ArgumentError),
+        ("switch", (0, [], F3), {}, loopax.LengthError),
+        ("switch", (0, [relu, None], F3), {}, loopax.ArgumentError),
+        ("map", (relu, (jnp.ones(3), jnp.ones(4))), {}, loopax.LengthError),
+        ("map", (relu, 1.0), {}, ValueError),
+        ("map", (relu, None), {}, loopax.LengthError),
+        ("associative_scan", (jnp.add, (jnp.ones(3), jnp.ones(4))), {}, loopax.LengthError),
+        ("associative_scan", (None, F3), {}, loopax.ArgumentError),
     ],
 )
-def test_with_traced_numbers_all_else_is_refused_in_the_words_of_lax_too(name, args, kwargs):
+def test_with_traced_numbers_all_else_is_refused_in_the_words_of_lax_too(
+    name, args, kwargs, kind
+):
     ours, theirs = both(name, *args, **kwargs)
+    assert type(ours) is kind
     assert isinstance(ours, type(theirs))
-    if type(ours) is type(theirs):
+    if kind is type(theirs):
+        # It is the wrong type to us and the wrong value to `lax`, whose class counts.
         assert str(ours) == str(theirs)
     else:
         assert_says_both(name, ours, theirs)
@@ -2473,7 +2549,10 @@ def test_with_traced_numbers_all_else_is_refused_in_the_words_of_lax_too(name, a
 
 def test_with_traced_numbers_the_words_are_ours_when_lax_has_none():
     options = {"kind": loopax.ArgumentError, "trace_numbers": True}
-    assert scan_over(jnp.asarray(1.0), **options).startswith("filter_scan: xs is float32[]")
+    assert scan_over(jnp.asarray(1.0), **options) == text(
+        "filter_scan: xs is float32[], which has no axis 0 to go along. To pass it whole, "
+        "give it None in `in_axes`, or let the body close over it.",
+    )
 
 
 def test_with_traced_numbers_the_words_are_ours_when_lax_could_not_take_the_arguments():
@@ -2513,7 +2592,7 @@ def test_an_object_that_is_changed_in_place():
     def play(env, action):
         return env, env.step(action)
 
-    assert message(lambda: loopax.filter_scan(play, {"env": Gym()}["env"], XS)) == text(
+    assert message(lambda: loopax.filter_scan(play, Gym(), XS)) == text(
         must_return("filter_scan", "`play` (here)"),
         "",
         "  carry.t   was 0 (int)   came back as 1 (int)",
@@ -2525,20 +2604,72 @@ def test_an_object_that_is_changed_in_place():
     )
 
 
+def test_an_object_that_is_changed_in_place_is_a_mismatch_of_an_attribute():
+    error = caught(lambda: loopax.filter_scan(lambda e, a: (e, e.step(a)), Gym(), XS))
+    assert type(error) is loopax.MismatchError
+    assert [(m.path, m.kind, m.before, m.after) for m in error.mismatches] == [
+        ("carry.t", "attribute", 0, 1)
+    ]
+
+
 def test_of_very_many_mismatches_the_first_are_listed():
-    before, after = list(range(100)), list(range(1, 101))
-    error = caught(lambda: loopax.filter_scan(lambda c, x: (after, None), before, XS))
-    assert len(error.mismatches) == 100
-    lines = str(error).split("\n")
-    assert sum(line.startswith("  carry[") for line in lines) == 30
-    assert "  ... and 70 more, see `mismatches`" in lines
+    assert scan_to([0] * 100, [1] * 100) == text(
+        must_return("filter_scan"),
+        "",
+        *(f"  {f'carry[{i}]':<9}   was 0 (int)   came back as 1 (int)" for i in range(30)),
+        "  ... and 70 more, see `mismatches`",
+        "",
+        STATIC,
+        "  * carry[0], carry[1], carry[2] and 97 more are each a Python int. To change "
+        "them in the loop, start from an array, jnp.asarray(0), or pass "
+        "trace_numbers=True.",
+    )
 
 
-def test_a_list_of_trees_to_scan_over():
-    xs = [Layer(jnp.ones((2, 3))), Layer(jnp.ones((4, 3)))]
-    said = message(lambda: loopax.filter_scan(step, F3, xs), loopax.LengthError)
-    assert said.endswith(
-        "To go over a list of like trees, stack them: loopax.filter_stack(xs)."
+def test_of_very_many_mismatches_all_are_kept():
+    after = [1] * 100
+    error = caught(lambda: loopax.filter_scan(lambda c, x: (after, None), [0] * 100, XS))
+    assert [m.path for m in error.mismatches] == [f"carry[{i}]" for i in range(100)]
+
+
+def test_thirty_mismatches_are_all_listed():
+    lines = scan_to([0] * 30, [1] * 30).split("\n")
+    assert lines[2:33] == [
+        *(f"  {f'carry[{i}]':<9}   was 0 (int)   came back as 1 (int)" for i in range(30)),
+        "",
+    ]
+
+
+def test_very_many_mismatches_that_need_different_things():
+    # What is to be done is not limited, as the rows are.
+    assert scan_to(list(range(100, 140)), list(range(200, 240))) == text(
+        must_return("filter_scan"),
+        "",
+        *(
+            f"  {f'carry[{i}]':<9}   was {100 + i} (int)   came back as {200 + i} (int)"
+            for i in range(30)
+        ),
+        "  ... and 10 more, see `mismatches`",
+        "",
+        STATIC,
+        *(
+            f"  * carry[{i}] is a Python int. To change it in the loop, start from an "
+            f"array, jnp.asarray({100 + i}), or pass trace_numbers=True."
+            for i in range(40)
+        ),
+    )
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_of_trees_to_scan_over(kind):
+    xs = kind([Layer(jnp.ones((2, 3))), Layer(jnp.ones((4, 3)))])
+    assert scan_over(xs) == text(
+        "filter_scan: the arrays in `xs` must be of one length, but:",
+        "",
+        "  xs[0].weight   float32[2,3]   has length 2 along axis 0",
+        "  xs[1].weight   float32[4,3]   has length 4 along axis 0",
+        "",
+        "To go over a list of like trees, stack them: loopax.filter_stack(xs).",
     )
 
 

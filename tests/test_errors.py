@@ -1201,8 +1201,8 @@ def test_a_length_that_the_arrays_do_not_have():
 
 def test_neither_arrays_nor_a_length():
     assert scan_over(None) == text(
-        "filter_scan: there are no arrays in `xs` to go along. Or pass the number of "
-        "steps as `length`.",
+        "filter_scan: there are no arrays in `xs` to go along. Pass the number of steps "
+        "as `length`.",
     )
     for xs in [{"name": "a", "n": 1}, [], "ab", relu]:
         assert scan_over(xs) == scan_over(None)
@@ -1212,7 +1212,7 @@ def test_neither_arrays_nor_a_length():
 def test_numbers_to_scan_over(xs):
     assert scan_over(xs) == text(
         "filter_scan: there are no arrays in `xs` to go along. Python numbers are "
-        "static; make an array of them, jnp.asarray(xs). Or pass the number of steps as "
+        "static; make arrays of them, with jnp.asarray. Or pass the number of steps as "
         "`length`.",
     )
 
@@ -1243,7 +1243,7 @@ def test_numbers_and_ranges_to_go_along_elsewhere():
         name = getattr(call, "func", call).__name__
         none = f"{name}: there are no arrays in `{root}` to go along."
         assert message(lambda: call([1, 2]), loopax.LengthError) == (
-            f"{none} Python numbers are static; make an array of them, jnp.asarray({root})."
+            f"{none} Python numbers are static; make arrays of them, with jnp.asarray."
         )
         assert message(lambda: call(range(2)), loopax.LengthError) == (
             f"{none} It is range(0, 2); make arrays of what it holds first."

@@ -39,7 +39,7 @@ def along(
         whole, sliced = partition(xs, is_whole)
     steps = _length_along(caller, "xs", sliced, each, length, trace_numbers, _SPARED_IN_SCAN)
     if steps is None and length is None:
-        raise no_length(caller, "xs", xs, " Or pass the number of steps as `length`.")
+        raise no_length(caller, "xs", xs, "pass the number of steps as `length`.")
     if each is not None:
         sliced = _move(sliced, each, to_front=True)
     return whole, sliced

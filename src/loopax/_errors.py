@@ -224,15 +224,17 @@ def length_conflict(
     return LengthError("\n".join([headline, "", *rows, *advice]))
 
 
-def no_length(caller: str, root: str, tree: Any, more: str = "") -> LengthError:
+def no_length(caller: str, root: str, tree: Any, otherwise: str = "") -> LengthError:
     """There are no arrays in an argument to take a length from."""
     leaves = _tree.leaves(tree)
     hint = ""
     if leaves and all(map(is_number, leaves)):
-        hint = f" Python numbers are static; make an array of them, jnp.asarray({root})."
+        hint = " Python numbers are static; make arrays of them, with jnp.asarray."
     elif hasattr(tree, "__next__") or isinstance(tree, range):
         hint = f" It is {described(tree)}; make arrays of what it holds first."
-    return LengthError(f"{caller}: there are no arrays in `{root}` to go along.{hint}{more}")
+    if otherwise:
+        hint += f" Or {otherwise}" if hint else f" {otherwise[0].upper()}{otherwise[1:]}"
+    return LengthError(f"{caller}: there are no arrays in `{root}` to go along.{hint}")
 
 
 def not_a_pair(caller: str, body: Callable[..., Any], result: Any) -> ArgumentError:

@@ -23,10 +23,11 @@ Axes = Any
 
 def along(
     caller: str, xs: Any, axes: Axes, length: Any, trace_numbers: bool
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any, int | None]:
     """Splits `xs` into what is passed whole and what is sliced, along its first axis.
 
-    `eqx.combine` puts them together again. Raises if the arrays do not agree on a number
+    `eqx.combine` puts them together again. Also returns the number of steps, unless it is one
+    that only `lax` knows what to do with. Raises if the arrays do not agree on a number
     of steps with each other and with `length`.
     """
     if axes == 0:
@@ -42,7 +43,7 @@ def along(
         raise no_length(caller, "xs", xs, "pass the number of steps as `length`.")
     if each is not None:
         sliced = _move(sliced, each, to_front=True)
-    return whole, sliced
+    return whole, sliced, steps
 
 
 def stacked(caller: str, ys: Any, axes: Axes, trace_numbers: bool) -> Any:

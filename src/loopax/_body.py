@@ -146,6 +146,8 @@ class Body:
         ]
         # References that take the body out of the cache when what it is for dies.
         self.evicting: list[Any] = []
+        # What was compiled for this body: see `_kinds.compiled`.
+        self.programs: dict[Hashable, Any] = {}
 
     @property
     def calls(self) -> list[Call]:
@@ -176,7 +178,11 @@ class Body:
 
     def argument(self, operands: Operands, position: int = 0) -> Arrays:
         """`operands` as the argument of that position."""
-        return Arrays(operands.arrays, self._names[position])
+        return self.node(operands.arrays, position)
+
+    def node(self, arrays: Sequence[Any], position: int = 0) -> Arrays:
+        """The argument of that position, over these arrays."""
+        return Arrays(arrays, self._names[position])
 
     def __call__(self, *inputs: Any) -> Any:
         call = self.calls[-1]

@@ -276,3 +276,8 @@ def wrong_argument(caller: str, name: str, hint: Any, value: Any) -> ArgumentErr
     return ArgumentError(
         f"{caller}: `{name}` must be {hint_text(hint)}, but is {tree_text(value)}."
     )
+
+
+def no_unroll(caller: str, kind: str) -> ArgumentError:
+    """A loop that `jax.lax` does not run was to be unrolled."""
+    return ArgumentError(f'{caller}: `unroll` is for kind="lax"; kind="{kind}" has none.')

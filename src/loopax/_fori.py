@@ -1,15 +1,22 @@
 """`filter_fori_loop`."""
 
-from collections.abc import Callable
-from typing import Any, SupportsInt, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, SupportsIndex, SupportsInt, TypeVar
 
-from ._body import Step, body_for
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from ._body import Body, Step, body_for
 from ._boundary import public
+from ._buffers import Loan, places, unwoven, woven
 from ._call import Call, Operands, as_tree
-from ._errors import not_a_choice
-from ._jax import lax
+from ._errors import ArgumentError, no_unroll, not_a_choice
+from ._forward import forward_only
+from ._jax import error_if, lax
+from ._kinds import Kind, bound_of, compiled, kind_of
 from ._split import split, split_held
 from ._static import is_scalar
+from ._words import shown
 
 
 Carry = TypeVar("Carry")
@@ -23,6 +30,10 @@ def filter_fori_loop(
     init_val: Carry,
     *,
     unroll: SupportsInt | None = None,
+    max_steps: SupportsIndex | None = None,
+    kind: str | None = None,
+    checkpoints: SupportsIndex | str | None = None,
+    buffers: Callable[[Carry], Any] | None = None,
     trace_numbers: bool = False,
 ) -> Carry:
     """Counts from `lower` to `upper` with a carry: `jax.lax.fori_loop`, over any PyTree.
@@ -87,14 +98,93 @@ def filter_fori_loop(
         # `lax` takes any real number, if the other is one of the same kind.
         if not is_scalar(bound, "biuf"):
             raise not_a_choice("filter_fori_loop", name, "an integer", bound)
-    state = Operands(split_held(as_tree(body_fun)), split(init_val, trace_numbers))
+    how, lower, upper = _kind(lower, upper, max_steps, kind, checkpoints)
+    carry = split(init_val, trace_numbers)
+    state = Operands(split_held(as_tree(body_fun)), split_held(buffers), carry)
     call = Call("filter_fori_loop", body_fun, trace_numbers, state)
     body = body_for(_step, call)
     with body.during(call):
-        out = lax.fori_loop(lower, upper, body, body.argument(state), unroll=unroll)
-    *_, carry = state.merge(out.arrays)
-    return carry
+        if how.name == "lax" and how.bound is None:
+            out = lax.fori_loop(lower, upper, body, body.argument(state), unroll=unroll)
+            out = out.arrays
+            if isinstance(lower, Tracer) or isinstance(upper, Tracer):
+                out = forward_only("filter_fori_loop", state.arrays, out)
+        else:
+            if unroll is not None:
+                raise no_unroll("filter_fori_loop", how.name)
+            at = places("filter_fori_loop", buffers, carry.static)
+            held = len(state.arrays) - len(carry.arrays)
+            out, more = compiled(_run, (body,), how, at, held)(lower, upper, state.arrays)
+            if more is not None:
+                out = error_if(out, more, _too_many(body_fun, max_steps))
+    *_, result = state.merge(out)
+    return result
 
 
-def _step(step: Step, i: Any, body_fun: Callable[..., Any], carry: Any) -> Any:
-    return step.carry(body_fun(i, carry))
+def _step(step: Step, i: Any, *rest: Any) -> Any:
+    *active, body_fun, buffers, carry = rest
+    loan = Loan(step.caller, buffers, *active)
+    return step.carry(loan.back(body_fun(i, loan.out(carry))))
+
+
+def _kind(
+    lower: Any, upper: Any, max_steps: Any, kind: str | None, checkpoints: Any
+) -> tuple[Kind, Any, Any]:
+    """The kind of loop, and the bounds, as integers of one type if `lax` does not see them."""
+    bound = bound_of("filter_fori_loop", max_steps)
+    steps = None
+    if not isinstance(lower, Tracer) and not isinstance(upper, Tracer):
+        steps = max(int(upper) - int(lower), 0)
+        if bound is not None and steps > bound:
+            raise ArgumentError(
+                f"filter_fori_loop: there are {steps} steps from {lower} to {upper}, and "
+                f"`max_steps` is {bound}."
+            )
+    plain = kind is None and checkpoints is None and bound is None
+    how = kind_of(
+        "filter_fori_loop",
+        kind,
+        checkpoints,
+        steps if bound is None and not (plain or kind == "lax") else bound,
+        "Pass `max_steps`, or bounds that are known while tracing.",
+        plain,
+    )
+    if how.name == "lax":
+        return how._replace(bound=None), lower, upper
+    for name, value in (("lower", lower), ("upper", upper)):
+        if not is_scalar(value, "biu"):
+            raise not_a_choice("filter_fori_loop", name, "an integer", value)
+    dtype = jnp.result_type(lower, upper)
+    return how, jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)
+
+
+def _run(
+    bodies: Sequence[Body],
+    kind: Kind,
+    at: tuple[int, ...],
+    held: int,
+    lower: Any,
+    upper: Any,
+    arrays: list[Any],
+) -> tuple[list[Any], Any]:
+    """Runs a loop that is not left to `jax.lax`. Also returns whether there was more to do."""
+    (body,) = bodies
+    functions, carry = arrays[:held], arrays[held:]
+    # As a number of steps, which does not overflow where the bounds do not.
+    steps = jnp.where(lower < upper, upper - lower, 0).astype(jnp.int32)
+
+    def step(i: Any, active: Any, carry: Any, buffers: Any) -> Any:
+        node = body.node([*functions, *woven(at, carry, buffers)])
+        out = body(lower + i.astype(lower.dtype), node, active)
+        return unwoven(at, out.arrays[held:])
+
+    carry, buffers = kind.run(lambda i, *_: i < steps, step, *unwoven(at, carry))
+    more = None if kind.bound is None else steps > kind.bound
+    return [*functions, *woven(at, carry, buffers)], more
+
+
+def _too_many(body_fun: Callable[..., Any], max_steps: Any) -> str:
+    return (
+        f"filter_fori_loop: {shown(body_fun)} was called max_steps={max_steps} times, and "
+        "there are more steps from `lower` to `upper`."
+    )

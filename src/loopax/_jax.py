@@ -1,22 +1,38 @@
-"""What loopax takes from JAX and Equinox under types of its own.
+"""What loopax takes from JAX and Equinox: what is private, and what has types of its own.
 
-Two functions are private. `typematch` is how `jax.lax` decides whether a carry has kept its
-type. There is no public form of it, and a copy would drift: it knows of sharding, of manual
-axes, of memory spaces. `register_exclusion` is how JAX and its libraries keep their own lines
-out of the locations of operations, which profiles and messages show.
+Private are:
+
+- `typematch`, by which `jax.lax` decides whether a carry has kept its type. There is no public
+  form of it, and a copy would drift: it knows of sharding, of manual axes, of memory spaces.
+- `register_exclusion`, by which JAX and its libraries keep their own lines out of the
+  locations of operations, which profiles and messages show.
+- `fancy_primitive_batchers`, the table of those rules of `jax.vmap` that are told the name of
+  the axis, and `no_axis_name`, what stands there if it has none. Without the name no body
+  could use a collective over that axis.
 
 The others are public, but annotated in ways that leave a strict type checker with unknowns.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.core
+import jax.extend.core
+import numpy as np
 from jax._src import core, source_info_util
+from jax._src.interpreters import batching
+from jax.interpreters import ad, mlir
 
 
 _jax: Any = jax
 _eqx: Any = eqx
+_core: Any = jax.core
+_extended: Any = jax.extend.core
+_ad: Any = ad
+_mlir: Any = mlir
+_batching: Any = batching
 
 lax = _jax.lax
 make_jaxpr = _jax.make_jaxpr
@@ -24,6 +40,17 @@ config = _jax.config
 PyTreeDef = _jax.tree_util.PyTreeDef
 partition = _eqx.partition
 combine = _eqx.combine
+error_if = _eqx.error_if
+tree_at = _eqx.tree_at
+
+Primitive = _extended.Primitive
+Jaxpr = _extended.Jaxpr
+ClosedJaxpr = _extended.ClosedJaxpr
+Literal = _extended.Literal
+eval_jaxpr = _core.eval_jaxpr
+Zero = _ad.Zero
+UndefinedPrimal = _ad.UndefinedPrimal
+instantiate_zeros = _ad.instantiate_zeros
 
 
 def typematch(before: Any, after: Any) -> bool:
@@ -34,3 +61,75 @@ def typematch(before: Any, after: Any) -> bool:
 def hide_source(directory: str) -> None:
     """Makes JAX note the user's line as the source of an operation, not one of ours."""
     source_info_util.register_exclusion(directory)
+
+
+def primitive(
+    name: str,
+    run: Callable[..., Any],
+    types: Callable[..., Any],
+    jvp: Callable[..., Any],
+    batch: Callable[..., Any],
+    transpose: Callable[..., Any] | None = None,
+) -> Any:
+    """A primitive with several results.
+
+    - `run`: what it computes, in terms of other operations.
+    - `types`: from the types of its operands to those of its results, and its effects.
+    - `jvp`, `transpose`: its rules of differentiation, as JAX has them.
+    - `batch`: its rule under `jax.vmap`, `(axis, operands, axes, **parameters)`, where `axis`
+        is a `VmapAxis`.
+    """
+    made = Primitive(name)
+    made.multiple_results = True
+
+    def eager(*operands: Any, **parameters: Any) -> Any:
+        return jax.jit(lambda *each: run(*each, **parameters))(*operands)
+
+    def batcher(axis: Any, operands: Any, axes: Any, **parameters: Any) -> Any:
+        over = VmapAxis(axis)
+        if not over.named and all(place is None for place in axes):
+            out = made.bind(*operands, **parameters)
+            return out, [None] * len(out)
+        return batch(over, operands, axes, **parameters)
+
+    made.def_impl(eager)
+    made.def_effectful_abstract_eval(types)
+    _mlir.register_lowering(made, _mlir.lower_fun(run, multiple_results=True))
+    _ad.primitive_jvps[made] = jvp
+    _batching.fancy_primitive_batchers[made] = batcher
+    if transpose is not None:
+        _ad.primitive_transposes[made] = transpose
+    return made
+
+
+class VmapAxis:
+    """The axis that `jax.vmap` maps over, as a value that can be compared."""
+
+    def __init__(self, axis: Any):
+        self.size: int = axis.size
+        named = axis.name is not core.no_axis_name and axis.name is not None
+        self.named = named
+        self._options: tuple[tuple[str, Any], ...] = (
+            ("axis_size", axis.size),
+            ("axis_name", axis.name if named else None),
+            ("spmd_axis_name", axis.spmd_name),
+        )
+
+    def vmap(
+        self, function: Callable[..., Any], in_axes: Any, out_axes: Any
+    ) -> Callable[..., Any]:
+        mapped: Any = jax.vmap(
+            lambda _, *arguments: function(*arguments),
+            in_axes=(0, *in_axes),
+            out_axes=out_axes,
+            **dict(self._options),
+        )
+        # `jax.vmap` wants something that has the axis.
+        some = np.zeros(self.size, bool)
+        return lambda *arguments: mapped(some, *arguments)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VmapAxis) and self._options == other._options
+
+    def __hash__(self) -> int:
+        return hash(self._options)

@@ -1,17 +1,25 @@
 """`filter_scan`."""
 
-from collections.abc import Callable
-from typing import Any, SupportsInt, TypeVar, cast
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, SupportsIndex, SupportsInt, TypeVar, cast
 
+import jax.numpy as jnp
 import numpy as np
 
+from ._adjoint import cut, settled
 from ._axes import Axes, along, stacked
-from ._body import Step, body_for, merge_output
+from ._body import Body, Step, body_for, merge_output
 from ._boundary import public
+from ._buffers import Loan, places, unwoven, woven
 from ._call import Call, Operands, as_tree
-from ._errors import not_a_pair
-from ._jax import combine, lax
-from ._split import split, split_held
+from ._errors import no_unroll, not_a_pair, not_a_predicate
+from ._jax import combine, config, eval_jaxpr, lax
+from ._jaxprs import trace
+from ._kinds import Kind, compiled, kind_of
+from ._rows import no_rows, read, write
+from ._split import Arrays, split, split_held
+from ._static import is_scalar
 
 
 Carry = TypeVar("Carry")
@@ -30,6 +38,10 @@ def filter_scan(
     *,
     in_axes: Axes = 0,
     out_axes: Axes = 0,
+    kind: str | None = None,
+    checkpoints: SupportsIndex | str | None = None,
+    buffers: Callable[[Carry], Any] | None = None,
+    until: Callable[[Carry], Any] | None = None,
     trace_numbers: bool = False,
 ) -> tuple[Carry, Y]:
     """Loops over the leading axis of `xs` with a carry: `jax.lax.scan`, over any PyTree.
@@ -110,36 +122,125 @@ def filter_scan(
     [709](https://github.com/patrick-kidger/equinox/issues/709); `in_axes` in JAX issue
     [15041](https://github.com/jax-ml/jax/issues/15041).
     """
-    whole, sliced = along("filter_scan", xs, in_axes, length, trace_numbers)
+    whole, sliced, steps = along("filter_scan", xs, in_axes, length, trace_numbers)
+    how = kind_of("filter_scan", kind, checkpoints, steps, "", plain=until is None)
+    carry = split(init, trace_numbers)
     state = Operands(
         split_held(as_tree(f)),
+        split_held(buffers),
         split_held(whole, trace_numbers),
-        split(init, trace_numbers),
+        carry,
     )
     inputs = Operands(split(sliced, trace_numbers))
     call = Call("filter_scan", f, trace_numbers, state, inputs)
     body = body_for(_step, call)
-    with body.during(call):
-        out, ys = lax.scan(
-            body,
-            body.argument(state),
-            body.argument(inputs, 1),
-            length=length,
-            reverse=reverse,
-            unroll=unroll,
-        )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(body.during(call))
+        if not steps or (how.name == "lax" and until is None):
+            out, ys = lax.scan(
+                body,
+                body.argument(state),
+                body.argument(inputs, 1),
+                length=length,
+                reverse=reverse,
+                unroll=unroll,
+            )
+            out = out.arrays
+        else:
+            if not isinstance(unroll, int) or unroll != 1:
+                raise no_unroll("filter_scan", how.name)
+            at = places("filter_scan", buffers, carry.static)
+            bodies, stops = [body], []
+            if until is not None:
+                stop = Operands(split_held(as_tree(until)), carry)
+                stop_call = Call("filter_scan", until, trace_numbers, stop)
+                bodies.append(body_for(_until, stop_call))
+                stack.enter_context(bodies[1].during(stop_call))
+                stops = stop.arrays[: len(stop.arrays) - len(carry.arrays)]
+            run = compiled(_run, bodies, how, at, steps, bool(reverse))
+            out, ys = run(state.arrays, carry.arrays, inputs.arrays, stops)
         ys = merge_output(ys)
-    *_, carry = state.merge(out.arrays)
-    return carry, stacked("filter_scan", ys, out_axes, trace_numbers)
+    *_, last = state.merge(out)
+    return last, stacked("filter_scan", ys, out_axes, trace_numbers)
 
 
-def _step(step: Step, f: Callable[..., Any], whole: Any, carry: Any, x: Any) -> Any:
-    result: Any = f(carry, x if whole is None else combine(x, whole))
+def _step(step: Step, *rest: Any) -> Any:
+    *active, f, buffers, whole, carry, x = rest
+    loan = Loan(step.caller, buffers, *active)
+    result: Any = f(loan.out(carry), x if whole is None else combine(x, whole))
     if not _is_pair(result):
         raise not_a_pair(step.caller, step.function, result)
     new, y = result
-    return step.carry(new), step.output(y)
+    return step.carry(loan.back(new)), step.output(loan.none_in(y))
+
+
+def _until(step: Step, until: Callable[..., Any], carry: Any) -> Any:
+    pred = until(carry)
+    if not is_scalar(pred, "b") and not config.jax_disable_jit:
+        raise not_a_predicate(step.caller, step.function, pred)
+    return pred
 
 
 def _is_pair(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and len(cast(Any, value)) == 2
+
+
+def _run(
+    bodies: Sequence[Body],
+    kind: Kind,
+    at: tuple[int, ...],
+    steps: int,
+    reverse: bool,
+    state: list[Any],
+    carry: list[Any],
+    xs: list[Any],
+    stops: list[Any],
+) -> tuple[list[Any], Arrays]:
+    """Runs a scan that is not left to `jax.lax`.
+
+    `xs` are buffers of which each step reads a row, and `ys` buffers to which it writes one.
+    """
+    body, *until = bodies
+    held = state[: len(state) - len(carry)]
+    labels: list[Arrays] = []
+
+    def call(active: Any, carry: Any, buffers: Any, rows: Any) -> list[Any]:
+        node = body.node([*held, *woven(at, carry, buffers)])
+        out, y = body(node, body.node(rows, 1), active)
+        labels.append(y)
+        carry, buffers = unwoven(at, out.arrays[len(held) :])
+        return [*carry, *buffers, *y.arrays]
+
+    def goes_on(i: Any, carry: Any, both: Any) -> Any:
+        go = i < steps
+        for test in until:
+            buffers = both[: len(at)]
+            go &= ~jnp.asarray(test(test.node([*stops, *woven(at, carry, buffers)])))
+        return go
+
+    carry, buffers = unwoven(at, carry)
+    first = [lax.index_in_dim(each, 0, keepdims=False) for each in xs]
+    jaxpr, consts, carry = settled(lambda c: trace(call, True, c, buffers, first), carry)
+    counts = len(carry), len(buffers)
+    ys = [no_rows(var.aval, steps) for var in jaxpr.outvars[sum(counts) :]]
+
+    def step(i: Any, active: Any, carry: Any, both: Any) -> Any:
+        buffers, sources, ys = cut(both, len(at), len(xs), len(both) - len(at) - len(xs))
+        place = steps - 1 - i if reverse else i
+        pairs = [read(each, place) for each in sources]
+        rows = [row for row, _ in pairs]
+        if config.jax_disable_jit:
+            out = call(active, carry, buffers, rows)
+        else:
+            out = eval_jaxpr(jaxpr, (), *consts, active, *carry, *buffers, *rows)
+        carry, buffers, new = cut(out, *counts, len(ys))
+        ys = [
+            write(each, place, jnp.asarray(row), active)
+            for each, row in zip(ys, new, strict=True)
+        ]
+        return carry, [*buffers, *(each for _, each in pairs), *ys]
+
+    carry, both = kind.run(goes_on, step, carry, [*buffers, *xs, *ys])
+    buffers, _, ys = cut(both, len(at), len(xs), len(ys))
+    label = labels[-1]
+    return [*held, *woven(at, carry, buffers)], Arrays(ys, label.names, label.label)

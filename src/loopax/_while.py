@@ -1,17 +1,21 @@
 """`filter_while_loop`."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, SupportsIndex, TypeVar
 
 from jax.core import Tracer
 
-from ._body import Step, body_for
+from ._body import Body, Step, body_for
 from ._boundary import public
+from ._buffers import Loan, places, unwoven, woven
 from ._call import Call, as_tree, views
-from ._errors import not_a_predicate
-from ._jax import config, lax
+from ._errors import ArgumentError, not_a_predicate
+from ._forward import forward_only
+from ._jax import config, error_if, lax
+from ._kinds import Kind, bound_of, compiled, kind_of
 from ._split import closed_over, split, split_held
 from ._static import is_scalar
+from ._words import shown
 
 
 Carry = TypeVar("Carry")
@@ -23,6 +27,11 @@ def filter_while_loop(
     body_fun: Callable[[Carry], Carry],
     init_val: Carry,
     *,
+    max_steps: SupportsIndex | None = None,
+    kind: str | None = None,
+    checkpoints: SupportsIndex | str | None = None,
+    buffers: Callable[[Carry], Any] | None = None,
+    throw: bool = False,
     trace_numbers: bool = False,
 ) -> Carry:
     """Calls a function while a condition holds: `jax.lax.while_loop`, over any PyTree.
@@ -90,29 +99,84 @@ def filter_while_loop(
 
     Asked for in Equinox issue [789](https://github.com/patrick-kidger/equinox/issues/789).
     """
-    functions = [split_held(as_tree(cond_fun)), split_held(as_tree(body_fun))]
+    bound = bound_of("filter_while_loop", max_steps)
+    how = kind_of(
+        "filter_while_loop", kind, checkpoints, bound, "Pass `max_steps`.", plain=bound is None
+    )
+    if throw and bound is None:
+        raise ArgumentError(
+            "filter_while_loop: `throw` is for a loop that reaches `max_steps`, and there is none."
+        )
+    plain = how.name == "lax" and bound is None and buffers is None
+    test_tree, step_tree = as_tree(cond_fun), as_tree(body_fun)
+    functions = [split_held(test_tree), split_held(step_tree)]
+    picks = split_held(buffers)
     carry = split(init_val, trace_numbers)
-    if any(isinstance(leaf, Tracer) for leaf in (*functions[0].arrays, *carry.arrays)):
+    if plain and any(isinstance(leaf, Tracer) for leaf in (*functions[0].arrays, *carry.arrays)):
         # `lax` takes what the body forwards for a constant of the loop, but not if the
         # predicate reads it. Under `vmap`, with a predicate that differs between lanes,
         # each lane would then get a copy of its own, to be selected anew at every step.
-        functions[0] = closed_over(as_tree(cond_fun))
-    test_view, step_view = views(functions, carry)
+        functions[0] = closed_over(test_tree)
+    test_view, step_view = views(functions, picks, carry)
     test = Call("filter_while_loop", cond_fun, trace_numbers, test_view)
     step = Call("filter_while_loop", body_fun, trace_numbers, step_view)
     cond, body = body_for(_test, test), body_for(_step, step)
+    operands = step_view.operands
     with cond.during(test), body.during(step):
-        out = lax.while_loop(cond, body, body.argument(step_view.operands))
-    *_, result = step_view.operands.merge(out.arrays)
+        if plain:
+            out = lax.while_loop(cond, body, body.argument(operands)).arrays
+            out = forward_only("filter_while_loop", operands.arrays, out)
+        else:
+            at = places("filter_while_loop", buffers, carry.static)
+            held = len(operands.arrays) - len(carry.arrays)
+            out, more = compiled(_run, (body, cond), how, at, held, throw)(operands.arrays)
+            if throw:
+                # Outside of the program, so that it is an ordinary error if nothing else is
+                # compiled.
+                out = error_if(out, more, _reached(body_fun, max_steps))
+    *_, result = operands.merge(out)
     return result
 
 
-def _test(step: Step, cond_fun: Callable[..., Any], carry: Any) -> Any:
+def _test(step: Step, cond_fun: Callable[..., Any], _: Any, carry: Any) -> Any:
     pred = cond_fun(carry)
     if not is_scalar(pred, "b") and not config.jax_disable_jit:
         raise not_a_predicate(step.caller, step.function, pred)
     return pred
 
 
-def _step(step: Step, body_fun: Callable[..., Any], carry: Any) -> Any:
-    return step.carry(body_fun(carry))
+def _step(step: Step, *rest: Any) -> Any:
+    *active, body_fun, buffers, carry = rest
+    loan = Loan(step.caller, buffers, *active)
+    return step.carry(loan.back(body_fun(loan.out(carry))))
+
+
+def _run(
+    bodies: Sequence[Body],
+    kind: Kind,
+    at: tuple[int, ...],
+    held: int,
+    throw: bool,
+    arrays: list[Any],
+) -> tuple[list[Any], Any]:
+    """Runs a loop that is not left to `jax.lax`. Also returns whether there was more to do."""
+    body, cond = bodies
+    functions, carry = arrays[:held], arrays[held:]
+
+    def test(_: Any, carry: Any, buffers: Any) -> Any:
+        return cond(cond.node([*functions, *woven(at, carry, buffers)]))
+
+    def step(_: Any, active: Any, carry: Any, buffers: Any) -> Any:
+        out = body(body.node([*functions, *woven(at, carry, buffers)]), active)
+        return unwoven(at, out.arrays[held:])
+
+    carry, buffers = kind.run(test, step, *unwoven(at, carry))
+    more = test(None, carry, buffers) if throw else None
+    return [*functions, *woven(at, carry, buffers)], more
+
+
+def _reached(body_fun: Callable[..., Any], max_steps: Any) -> str:
+    return (
+        f"filter_while_loop: {shown(body_fun)} was called max_steps={max_steps} times, and the "
+        "condition still holds."
+    )

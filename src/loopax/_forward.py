@@ -1,0 +1,52 @@
+"""An identity that says what to do where reverse mode meets a loop without a bound."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.core import Tracer
+
+from ._jax import VmapAxis, Zero, primitive
+
+
+def forward_only(caller: str, given: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    """The results of a loop that `jax.lax` differentiates in forward mode only.
+
+    What is among `given` has passed the loop by.
+    """
+    passed = {id(each) for each in given}
+    which = [isinstance(each, Tracer) and id(each) not in passed for each in arrays]
+    if not any(which):
+        return list(arrays)
+    through = [each for each, is_in in zip(arrays, which, strict=True) if is_in]
+    rest = iter(_forward_only.bind(*through, caller=caller))
+    return [next(rest) if is_in else a for a, is_in in zip(arrays, which, strict=True)]
+
+
+def _run(*arrays: Any, caller: str) -> Any:
+    return list(arrays)
+
+
+def _types(*avals: Any, caller: str) -> Any:
+    return list(avals), set()
+
+
+def _jvp(primals: Any, tangents: Any, *, caller: str) -> Any:
+    out = _forward_only.bind(*primals, caller=caller)
+    moving = [each for each in tangents if not isinstance(each, Zero)]
+    rest = iter(_forward_only.bind(*moving, caller=caller) if moving else ())
+    return out, [each if isinstance(each, Zero) else next(rest) for each in tangents]
+
+
+def _batch(_: VmapAxis, arrays: Any, axes: Any, *, caller: str) -> Any:
+    return _forward_only.bind(*arrays, caller=caller), axes
+
+
+def _transpose(cotangents: Any, *arrays: Any, caller: str) -> Any:
+    raise ValueError(
+        f"{caller}: a loop of unknown length cannot be differentiated in reverse mode. Pass "
+        "`max_steps`, a bound on the number of steps, or "
+        '`kind="checkpointed"` with a number of `checkpoints`.'
+    )
+
+
+_forward_only = primitive("forward_only", _run, _types, _jvp, _batch, _transpose)

@@ -1,0 +1,125 @@
+"""What is asked of a jaxpr, and done to it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from ._jax import ClosedJaxpr, Literal, make_jaxpr
+
+
+def trace(function: Callable[..., Any], *arguments: Any) -> tuple[Any, list[Any]]:
+    """The jaxpr of a function, and what it closes over, which is its first operands."""
+    closed = make_jaxpr(function)(*arguments)
+    jaxpr = closed.jaxpr
+    return rearranged(jaxpr, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars), closed.consts
+
+
+def rearranged(jaxpr: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
+    """The jaxpr with its inputs in another order, and other outputs."""
+    return jaxpr.replace(
+        constvars=[],
+        invars=list(invars),
+        outvars=list(outvars),
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+
+
+def reached(
+    jaxpr: Any,
+    inputs: Sequence[bool],
+    carries: Callable[[Any], bool] = lambda aval: True,
+) -> list[bool]:
+    """Which outputs may depend on the inputs that are marked.
+
+    Only through values that `carries` admits. Too many at worst: an operation with a loop or a
+    branch in it counts as one that mixes all of its operands.
+    """
+    marked = {var for var, mark in zip(jaxpr.invars, inputs, strict=True) if mark}
+
+    def is_marked(atom: Any) -> bool:
+        return not isinstance(atom, Literal) and atom in marked
+
+    for eqn in jaxpr.eqns:
+        marks = [is_marked(atom) for atom in eqn.invars]
+        if not any(marks) and eqn.primitive.name != "axis_index":
+            continue
+        inner = _called(eqn)
+        if inner is None:
+            outs = [True] * len(eqn.outvars)
+        else:
+            outs = reached(inner, marks, carries)
+        marked.update(
+            var
+            for var, out in zip(eqn.outvars, outs, strict=True)
+            if out and carries(var.aval)
+        )
+    return [is_marked(atom) for atom in jaxpr.outvars]
+
+
+def _called(eqn: Any) -> Any:
+    """The jaxpr that an equation only calls, on the same operands and with the same results."""
+    if eqn.primitive.name not in _CALLS:
+        return None
+    closed = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    inner = getattr(closed, "jaxpr", closed)
+    if inner is None:
+        return None
+    same = len(inner.invars) == len(eqn.invars) and len(inner.outvars) == len(eqn.outvars)
+    return inner if same else None
+
+
+_CALLS = {
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "checkpoint",
+    "remat2",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+}
+
+
+def is_differentiable(aval: Any) -> bool:
+    """Whether values of a type have tangents."""
+    return aval.to_tangent_aval().dtype != jax.dtypes.float0
+
+
+def rewritten(
+    jaxpr: Any,
+    inputs: Sequence[bool],
+    change: Callable[[Any, Sequence[bool]], tuple[Any, Sequence[bool]] | None],
+) -> tuple[Any, list[bool]]:
+    """The jaxpr with some equations changed, and which of its outputs are marked.
+
+    `change` gets each equation that has an operand that is marked, and which of them are. It
+    returns the equation to take instead, and which of the results are marked, or `None` for an
+    equation that it does not know. What an equation only calls is gone through likewise.
+    """
+    marked = {var for var, mark in zip(jaxpr.invars, inputs, strict=True) if mark}
+
+    def is_marked(atom: Any) -> bool:
+        return not isinstance(atom, Literal) and atom in marked
+
+    eqns: list[Any] = []
+    for eqn in jaxpr.eqns:
+        marks = [is_marked(atom) for atom in eqn.invars]
+        new = eqn
+        if any(marks):
+            outs: Sequence[bool] = [False] * len(eqn.outvars)
+            inner = _called(eqn)
+            changed = change(eqn, marks)
+            if changed is not None:
+                new, outs = changed
+            elif inner is not None:
+                inner, outs = rewritten(inner, marks, change)
+                name = "jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"
+                closed = eqn.params[name]
+                is_closed = isinstance(closed, ClosedJaxpr) and closed.jaxpr is not closed
+                inner = closed.replace(jaxpr=inner) if is_closed else inner
+                new = eqn.replace(params={**eqn.params, name: inner})
+            marked.update(var for var, out in zip(eqn.outvars, outs, strict=True) if out)
+        eqns.append(new)
+    return jaxpr.replace(eqns=eqns), [is_marked(atom) for atom in jaxpr.outvars]

@@ -177,7 +177,11 @@ def _one_by_one(axis: VmapAxis, flat: Any, axes: Any, linear: Linear) -> Any:
         for value, place in zip(flat, axes, strict=True)
         if place is not None
     ]
-    out = lax.map(lambda some: linear.bind(*put_in(flat, which, some)), some)
+
+    def one(some: Any) -> Any:
+        return linear.bind(*put_in(flat, which, some))
+
+    out = lax.map(one, some)
     return out, [0] * len(out)
 
 

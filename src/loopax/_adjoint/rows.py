@@ -17,11 +17,13 @@ from .._jax import (
     UndefinedPrimal,
     VmapAxis,
     Zero,
+    eval_shape,
     instantiate_zeros,
     jnp,
     lax,
     make_jaxpr,
     primitive,
+    random,
     set_jvp,
     typeof,
     vmap,
@@ -43,10 +45,9 @@ def no_rows(aval: Any, count: int) -> Any:
     """A buffer for so many rows of that type, all of them zero."""
     shape = (count, *aval.shape)
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, aval.dtype))
-        return jax.random.wrap_key_data(
-            jnp.zeros(data.shape, data.dtype), impl=jax.random.key_impl(aval)
-        )
+        data = eval_shape(random.key_data, jax.ShapeDtypeStruct(shape, aval.dtype))
+        zeros = jnp.zeros(data.shape, data.dtype)
+        return random.wrap_key_data(zeros, impl=random.key_impl(aval))
     return jnp.zeros(shape, aval.dtype)
 
 
@@ -112,7 +113,7 @@ def _read_types(buffer: Any, index: Any, *, lead: int) -> Any:
 
 @functools.lru_cache
 def _row_type(buffer: Any, index: Any, lead: int) -> Any:
-    (row,) = make_jaxpr(lambda b, i: _take(b, i, lead))(buffer, index).out_avals
+    (row,) = make_jaxpr(functools.partial(_take, lead=lead))(buffer, index).out_avals
     return row
 
 

@@ -81,10 +81,13 @@ def _save_online(
     def thin(saves: Any) -> Any:
         return [jnp.concatenate([each[::2], each[1::2]]) for each in saves]
 
+    def keep(saves: Any) -> Any:
+        return saves
+
     def save(_: Any, carry: Any, buffers: Any) -> Any:
         state, saves, taken, spacing = carry
         is_full = taken == slots
-        saves = lax.cond(is_full, thin, lambda saves: saves, saves)
+        saves = lax.cond(is_full, thin, keep, saves)
         taken = jnp.where(is_full, slots // 2, taken)
         spacing = jnp.where(is_full, 2 * spacing, spacing)
         saves = [
@@ -120,7 +123,7 @@ def _types(*avals: Any, cond: Any, body: Any, plan: Plan) -> Any:
 
 @functools.lru_cache
 def _room_type(aval: Any, count: int) -> Any:
-    jaxpr, _ = trace(lambda value: room(value, count), aval)
+    jaxpr, _ = trace(functools.partial(room, count=count), aval)
     return jaxpr.outvars[0].aval
 
 

@@ -140,7 +140,8 @@ def _kind(lower: Any, upper: Any, max_steps: Any, kind: str | None, checkpoints:
     """The kind of loop. It has no bound if the loop is left to `jax.lax`."""
     bound = bound_of("filter_fori_loop", max_steps)
     steps: int | None = None
-    if not isinstance(lower, Tracer) and not isinstance(upper, Tracer):
+    known = not any(isinstance(each, Tracer) for each in (lower, upper))
+    if known:
         steps = max(int(upper) - int(lower), 0)
         if bound is not None and steps > bound:
             raise ArgumentError(

@@ -187,7 +187,7 @@ def compiled(run: Callable[..., Any], bodies: Sequence[Body], *options: Any) -> 
         def call(*args: Any) -> Any:
             return run([ref() for ref in refs], *options, *args)
 
-        program = first.programs[key] = jit(call, inline=True)
+        program = first.programs[key] = jit(call)
         for other in others:
             weakref.finalize(other, _forget, weakref.ref(first), key).atexit = False
     return program

@@ -144,3 +144,47 @@ def without_callbacks(jaxpr: Any) -> Any:
 
 
 _CALLBACKS = {"debug_callback", "debug_print", "io_callback"}
+
+
+def spared(jaxpr: Any, count: int) -> tuple[list[Any], Any]:
+    """What to keep of the first `count` outputs, and the jaxpr that makes all of them of it.
+
+    An output that is one elementwise operation away from others is made anew of those.
+    """
+    outs = [var for var in jaxpr.outvars[:count] if not isinstance(var, Literal)]
+    made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    kept = dict.fromkeys(outs)
+    eqns: list[Any] = []
+    for var in dict.fromkeys(outs):
+        eqn = made_by.get(var)
+        if eqn is None or eqn.primitive.name not in _ELEMENTWISE:
+            continue
+        others = [atom for atom in eqn.invars if not isinstance(atom, Literal)]
+        if all(atom in kept and atom is not var for atom in others):
+            del kept[var]
+            eqns.append(eqn)
+    anew = rearranged(jaxpr.replace(eqns=eqns), list(kept), jaxpr.outvars[:count])
+    return list(kept), anew
+
+
+_ELEMENTWISE = {
+    "abs",
+    "add",
+    "convert_element_type",
+    "eq",
+    "ge",
+    "gt",
+    "integer_pow",
+    "le",
+    "lt",
+    "max",
+    "min",
+    "mul",
+    "ne",
+    "neg",
+    "not",
+    "select_n",
+    "sign",
+    "square",
+    "sub",
+}

@@ -68,13 +68,15 @@ def room_type(aval: Any, count: int) -> Any:
 # after them: several reads of the same buffer. So are the masks of a write.
 
 
+# Indices are not negative, which saves looking whether they are at every step.
+_at = functools.partial(lax.dynamic_index_in_dim, keepdims=False, allow_negative_indices=False)
+_updated = functools.partial(lax.dynamic_update_index_in_dim, allow_negative_indices=False)
+
+
 def _take(buffer: Any, index: Any, lead: int) -> Any:
     if index.ndim == 0:
-        return lax.dynamic_index_in_dim(buffer, index, lead, keepdims=False)
-
-    def one(buffer: Any, index: Any) -> Any:
-        return lax.dynamic_index_in_dim(buffer, index, 0, keepdims=False)
-
+        return _at(buffer, index, axis=lead)
+    one = functools.partial(_at, axis=0)
     for _ in range(index.ndim - lead):
         one = vmap(one, in_axes=(None, 0))
     for _ in range(lead):
@@ -84,14 +86,11 @@ def _take(buffer: Any, index: Any, lead: int) -> Any:
 
 def _put(buffer: Any, index: Any, row: Any, lead: int) -> Any:
     if index.ndim == 0:
-        return lax.dynamic_update_index_in_dim(buffer, row, index, lead)
-
-    def one(buffer: Any, index: Any, row: Any) -> Any:
-        return lax.dynamic_update_index_in_dim(buffer, row, index, 0)
-
+        return _updated(buffer, row, index, axis=lead)
+    one = functools.partial(_updated, axis=0)
     for _ in range(lead):
         one = vmap(one)
-    return one(buffer, index, row)
+    return one(buffer, row, index)
 
 
 def _add(buffer: Any, index: Any, row: Any, lead: int) -> Any:

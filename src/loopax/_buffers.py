@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from . import _tree
+from ._adjoint.rows import read, write
 from ._errors import ArgumentError
 from ._jax import tree_at
-from ._rows import read, write
 from ._split import Static
 from ._words import tree_text, type_text
 
@@ -31,7 +31,7 @@ class Buffer:
 
     - `buffer.at[i].set(row)` returns the buffer with row `i` written. An index beyond the end
         writes nothing; a negative one counts from the end.
-    - `buffer[i]` is row `i`, which has to be written already, at an earlier step or at this one.
+    - `buffer[i]` is row `i`, which has to be written already, at this step or before.
 
     A write and a read take the time of one row, forwards and backwards. As an array the
     gradient of each would take the time of the whole buffer.
@@ -163,7 +163,9 @@ def _row_number(buffer: Buffer, index: Any) -> Any:
             f"but is {tree_text(index)}."
         )
     index = jnp.asarray(index)
-    return jnp.where(index < 0, index + len(buffer), index) if index.dtype.kind == "i" else index
+    return (
+        jnp.where(index < 0, index + len(buffer), index) if index.dtype.kind == "i" else index
+    )
 
 
 def _clipped(index: Any, length: int) -> Any:

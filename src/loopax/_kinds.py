@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._adjoint import default_slots, loop
+from ._adjoint import bounded_loop, default_slots, loop
 from ._body import Body
-from ._bounded import bounded_loop
 from ._errors import ArgumentError
 from ._forward import forward_only
 from ._jax import config, lax
@@ -116,7 +115,7 @@ def kind_of(
         return Kind(caller, kind, bound, 0)
     if bound is None and (checkpoints is None or _is_all(checkpoints)):
         raise ArgumentError(
-            f'{caller}: kind="checkpointed" needs a bound on the number of steps, or the number '
+            f'{caller}: kind="checkpointed" needs a bound on the number of steps, or a number '
             f"of `checkpoints`. {has_bound}"
         )
     return Kind(caller, kind, bound, _slots(caller, checkpoints, bound))

@@ -7,7 +7,10 @@ from typing import Any, SupportsIndex, SupportsInt, TypeVar, cast
 import jax.numpy as jnp
 import numpy as np
 
-from ._adjoint import cut, settled
+from ._adjoint import settled
+from ._adjoint.jaxprs import trace
+from ._adjoint.plan import cut
+from ._adjoint.rows import no_rows, read, write
 from ._axes import Axes, along, stacked
 from ._body import Body, Step, body_for, merge_output
 from ._boundary import public
@@ -15,9 +18,7 @@ from ._buffers import Loan, places, unwoven, woven
 from ._call import Call, Operands, as_tree
 from ._errors import no_unroll, not_a_pair, not_a_predicate
 from ._jax import combine, config, eval_jaxpr, lax
-from ._jaxprs import trace
 from ._kinds import Kind, compiled, kind_of
-from ._rows import no_rows, read, write
 from ._split import Arrays, split, split_held
 from ._static import is_scalar
 

@@ -105,14 +105,16 @@ def filter_while_loop(
     )
     if throw and bound is None:
         raise ArgumentError(
-            "filter_while_loop: `throw` is for a loop that reaches `max_steps`, and there is none."
+            "filter_while_loop: `throw` is for a loop with `max_steps`, of which there is none."
         )
     plain = how.name == "lax" and bound is None and buffers is None
     test_tree, step_tree = as_tree(cond_fun), as_tree(body_fun)
     functions = [split_held(test_tree), split_held(step_tree)]
     picks = split_held(buffers)
     carry = split(init_val, trace_numbers)
-    if plain and any(isinstance(leaf, Tracer) for leaf in (*functions[0].arrays, *carry.arrays)):
+    if plain and any(
+        isinstance(leaf, Tracer) for leaf in (*functions[0].arrays, *carry.arrays)
+    ):
         # `lax` takes what the body forwards for a constant of the loop, but not if the
         # predicate reads it. Under `vmap`, with a predicate that differs between lanes,
         # each lane would then get a copy of its own, to be selected anew at every step.

@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ._jax import lax
-from ._rows import masked
+from .._jax import jnp, lax
+from .rows import masked
 
 
 def bounded_loop(

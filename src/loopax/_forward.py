@@ -13,8 +13,8 @@ def forward_only(caller: str, given: Sequence[Any], arrays: Sequence[Any]) -> li
 
     What is among `given` has passed the loop by.
     """
-    passed = {id(each) for each in given}
-    which = [isinstance(each, Tracer) and id(each) not in passed for each in arrays]
+    passed = set(map(id, given))
+    which = [id(each) not in passed and isinstance(each, Tracer) for each in arrays]
     if not any(which):
         return list(arrays)
     through = [each for each, is_in in zip(arrays, which, strict=True) if is_in]

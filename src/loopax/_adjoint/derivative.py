@@ -118,7 +118,11 @@ class Derivative:
         of_consts, of_carry, of_buffers = cotangents
         active = self._counts(i, steps)
         run, at = self._restricted(consts, i, active, carry, buffers)
-        _, pull = vjp(lambda *some: run(*some)[1:], *at)
+
+        def linear_part(*some: Any) -> Any:
+            return run(*some)[1:]
+
+        _, pull = vjp(linear_part, *at)
         given = of_carry
         if self._masked:
             given = [masked(active, each, jnp.zeros_like(each)) for each in of_carry]

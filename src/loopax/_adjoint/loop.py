@@ -14,8 +14,8 @@ from .steps import Steps
 
 
 def loop(
-    cond: Callable[..., Any],
-    body: Callable[..., Any],
+    cond: Callable[[Any, Any, Any], Any],
+    body: Callable[[Any, Any, Any, Any], Any],
     carry: Sequence[Any],
     buffers: Sequence[Any],
     bound: int | None,
@@ -118,11 +118,15 @@ def _hoisted(jaxpr: Any, consts: int, others: int, fixed: Sequence[bool]) -> Any
 
 def run_loop(*flat: Any, cond: Any, body: Any, plan: Plan) -> Any:
     steps = Steps(cond, body, plan, flat)
-    state, buffers = lax.while_loop(
-        lambda both: both[0].is_going,
-        lambda both: steps.step(*both),
-        (steps.start(), steps.buffers),
-    )
+
+    def goes_on(both: Any) -> Any:
+        return both[0].is_going
+
+    def step(both: Any) -> Any:
+        return steps.step(*both)
+
+    start = (steps.start(), steps.buffers)
+    state, buffers = lax.while_loop(goes_on, step, start)
     carry, count = steps.result(state)
     return [*carry, *buffers, count]
 
@@ -145,7 +149,10 @@ LOOP = primitive("loop", run_loop, types, _batch)
 # How to run a loop that a rule is made of: `(cond, body, carry, buffers, bound)`, where `cond`
 # is `(carry, buffers) -> bool` and `body` `(active, carry, buffers) -> (carry, buffers)`, and a
 # carry any tree.
-Runs = Callable[..., tuple[Any, Any]]
+Runs = Callable[
+    [Callable[[Any, Any], Any], Callable[[Any, Any, Any], Any], Any, list[Any], int | None],
+    tuple[Any, Any],
+]
 
 
 def compiled(
@@ -156,9 +163,14 @@ def compiled(
     bound: int | None,
 ) -> tuple[Any, Any]:
     """Runs a loop of a rule that is not differentiated."""
-    return lax.while_loop(
-        lambda state: cond(*state), lambda state: body(True, *state), (carry, buffers)
-    )
+
+    def test(both: Any) -> Any:
+        return cond(*both)
+
+    def step(both: Any) -> Any:
+        return body(True, *both)
+
+    return lax.while_loop(test, step, (carry, buffers))
 
 
 def differentiable(

@@ -17,11 +17,13 @@ from .._jax import (
     UndefinedPrimal,
     VmapAxis,
     Zero,
+    eval_shape,
     instantiate_zeros,
     jnp,
     lax,
     make_jaxpr,
     primitive,
+    random,
     set_jvp,
     typeof,
     vmap,
@@ -41,13 +43,24 @@ def write(buffer: Any, index: Any, row: Any, where: Any) -> Any:
 
 def no_rows(aval: Any, count: int) -> Any:
     """A buffer for so many rows of that type, all of them zero."""
-    shape = (count, *aval.shape)
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, aval.dtype))
-        return jax.random.wrap_key_data(
-            jnp.zeros(data.shape, data.dtype), impl=jax.random.key_impl(aval)
-        )
-    return jnp.zeros(shape, aval.dtype)
+        shape = jax.ShapeDtypeStruct((count, *aval.shape), aval.dtype)
+        data = eval_shape(random.key_data, shape)
+        zeros = jnp.zeros(data.shape, data.dtype)
+        return random.wrap_key_data(zeros, impl=random.key_impl(aval))
+    return instantiate_zeros(Zero(room_type(aval, count)))
+
+
+def room(value: Any, count: int) -> Any:
+    """Room for so many values like it. Not zeros, so that it is of the same type to JAX."""
+    return jnp.broadcast_to(value, (count, *value.shape))
+
+
+@functools.lru_cache
+def room_type(aval: Any, count: int) -> Any:
+    """The type of room for so many values of a type, which also says how it is sharded."""
+    (out,) = make_jaxpr(functools.partial(room, count=count))(aval).out_avals
+    return out.update(weak_type=False)
 
 
 # The first `lead` axes of a buffer are those of `jax.vmap`; rows are numbered along the next.
@@ -112,7 +125,7 @@ def _read_types(buffer: Any, index: Any, *, lead: int) -> Any:
 
 @functools.lru_cache
 def _row_type(buffer: Any, index: Any, lead: int) -> Any:
-    (row,) = make_jaxpr(lambda b, i: _take(b, i, lead))(buffer, index).out_avals
+    (row,) = make_jaxpr(functools.partial(_take, lead=lead))(buffer, index).out_avals
     return row
 
 

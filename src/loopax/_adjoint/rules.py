@@ -109,11 +109,11 @@ def _linear_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 def _from_run(run: Callable[..., Any], primals: Any, tangents: Any) -> Any:
     """The derivative of a primitive that follows from what it computes."""
     moving = list(map(_has_tangent, tangents))
-    out, moved = jvp(
-        lambda *some: run(*put_in(primals, moving, some)),
-        pick(primals, moving),
-        pick(tangents, moving),
-    )
+
+    def of_some(*some: Any) -> Any:
+        return run(*put_in(primals, moving, some))
+
+    out, moved = jvp(of_some, pick(primals, moving), pick(tangents, moving))
     return out, [
         each if is_differentiable(typeof(of)) else _no_tangent(of)
         for of, each in zip(out, moved, strict=True)

@@ -41,9 +41,9 @@ SEED = 5
 # In seconds. What one call may take to be timed in all rounds, and to be timed at all; what a
 # compilation may take to be repeated; about how long one sample is; what one row may take.
 SLOW, LIMIT = 0.4, 6.0
-SLOW_COMPILE = 2.5
+SLOW_COMPILE = 1.5
 SAMPLE = 0.02
-BUDGET = 7.0
+BUDGET = 4.0
 
 
 class Entry(NamedTuple):
@@ -246,7 +246,7 @@ def early_row(bound: int, stop: int) -> list[Entry]:
         Entry(
             f"{name}, {what}, {steps} steps",
             how(run, bound),
-            (w, x, np.int32(steps)),
+            (w, x, jnp.int32(steps)),
             same=(what, steps),
         )
         for what, how in (("gradient", gradient), ("forward", forward))
@@ -279,7 +279,7 @@ def length_row(prime: int, square: int) -> list[Entry]:
         for length in (prime, square):
             nested = run in (nested_scan, haliax_scan) and length == prime
             skip = f"{length} is prime" if nested else ""
-            make, args = gradient(run, length), (w, x, np.int32(length))
+            make, args = gradient(run, length), (w, x, jnp.int32(length))
             entries.append(Entry(f"{name}, {length}", make, args, length, skip))
     return entries
 

@@ -27,6 +27,7 @@ import numpy as np
 
 from . import _tree
 from ._jax import (
+    Literal,
     UndefinedPrimal,
     VmapAxis,
     Zero,
@@ -217,6 +218,11 @@ def _called(
     body: Any, plan: Plan, consts: Any, i: Any, active: Any, carry: Any, buffers: Any
 ) -> list[list[Any]]:
     out = eval_jaxpr(body, (), *consts, i, active, *carry, *buffers)
+    # A constant that the body returns may come out as a number of Python's.
+    out = [
+        jnp.asarray(each, var.aval.dtype) if isinstance(var, Literal) else each
+        for each, var in zip(out, body.outvars, strict=True)
+    ]
     return cut(out, plan.carry, plan.buffers)
 
 

@@ -3,6 +3,7 @@
 import os
 
 from ._associative import filter_associative_scan as filter_associative_scan
+from ._buffers import Buffer as Buffer
 from ._cond import filter_cond as filter_cond
 from ._errors import (
     ArgumentError as ArgumentError,
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 
 __all__ = (
     "ArgumentError",
+    "Buffer",
     "LengthError",
     "Mismatch",
     "MismatchError",

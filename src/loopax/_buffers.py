@@ -1,16 +1,15 @@
 """`Buffer`: what a body gets in place of an array that `buffers=` names."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from . import _tree
+from ._adjoint.rows import read, write
 from ._errors import ArgumentError
-from ._jax import tree_at
-from ._rows import read, write
+from ._jax import jnp, tree_at
 from ._split import Static
 from ._words import tree_text, type_text
 
@@ -31,7 +30,7 @@ class Buffer:
 
     - `buffer.at[i].set(row)` returns the buffer with row `i` written. An index beyond the end
         writes nothing; a negative one counts from the end.
-    - `buffer[i]` is row `i`, which has to be written already, at an earlier step or at this one.
+    - `buffer[i]` is row `i`, which has to be written already, at this step or before.
 
     A write and a read take the time of one row, forwards and backwards. As an array the
     gradient of each would take the time of the whole buffer.
@@ -150,8 +149,8 @@ class _Row:
 
 
 def _row_number(buffer: Buffer, index: Any) -> Any:
-    if isinstance(index, tuple) and len(index) == 1:
-        (index,) = index
+    if isinstance(index, tuple) and len(cast(Any, index)) == 1:
+        index = cast(Any, index)[0]
     try:
         aval = jax.typeof(index)
         valid = aval.shape == () and jnp.issubdtype(aval.dtype, jnp.integer)
@@ -163,11 +162,17 @@ def _row_number(buffer: Buffer, index: Any) -> Any:
             f"but is {tree_text(index)}."
         )
     index = jnp.asarray(index)
-    return jnp.where(index < 0, index + len(buffer), index) if index.dtype.kind == "i" else index
+    return (
+        jnp.where(index < 0, index + len(buffer), index) if index.dtype.kind == "i" else index
+    )
 
 
 def _clipped(index: Any, length: int) -> Any:
     return jnp.clip(index, 0, length - 1).astype(jnp.int32)
+
+
+def _array_of(leaf: Any) -> Any:
+    return _tree.leaves(leaf)[0] if _is_buffer(leaf) else leaf
 
 
 def _is_buffer(value: Any) -> bool:
@@ -248,11 +253,7 @@ class Loan:
             if isinstance(error, ArgumentError):
                 raise
             # Another structure. How it differs is found when the carries are compared.
-            return _tree.map_leaves(
-                lambda leaf: _tree.leaves(leaf)[0] if _is_buffer(leaf) else leaf,
-                carry,
-                is_leaf=_is_buffer,
-            )
+            return _tree.map_leaves(_array_of, carry, is_leaf=_is_buffer)
 
     def none_in(self, tree: Any) -> Any:
         """`tree`, unless there is a buffer in it."""

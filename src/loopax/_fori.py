@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex, SupportsInt, TypeVar
 
-import jax.numpy as jnp
 from jax.core import Tracer
 
 from ._body import Body, Step, body_for
@@ -12,7 +11,7 @@ from ._buffers import Loan, places, unwoven, woven
 from ._call import Call, Operands, as_tree
 from ._errors import ArgumentError, no_unroll, not_a_choice
 from ._forward import forward_only
-from ._jax import error_if, lax
+from ._jax import error_if, jnp, lax
 from ._kinds import Kind, bound_of, compiled, kind_of
 from ._split import split, split_held
 from ._static import is_scalar
@@ -43,8 +42,7 @@ def filter_fori_loop(
         ```python
         import equinox as eqx
         import jax
-        import jax.numpy as jnp
-        import loopax
+                import loopax
 
         net = eqx.nn.MLP(2, 2, width_size=8, depth=1, key=jax.random.key(0))
 
@@ -72,12 +70,21 @@ def filter_fori_loop(
 
     - `lower`, `upper`: the first index, and the one after the last: integers, or integer
         scalars. If both are known while tracing, the loop can be differentiated in reverse
-        mode; otherwise it is a while loop, and cannot.
+        mode; otherwise it is a while loop, and can with `max_steps`.
     - `body_fun`: the body, `(i, carry) -> carry`. Any callable, such as an `eqx.Module`; arrays
         inside it are inputs of the loop. `i` is an integer array.
     - `init_val`: the first carry.
     - `unroll`: how many steps to compile into one iteration of the loop, if the bounds are
         known while tracing.
+    - `max_steps`: the greatest number of steps, for bounds that are not known while tracing.
+        It is an error if there are more.
+    - `kind`: how the loop is differentiated: `"lax"`, `"checkpointed"` or `"bounded"`, as for
+        [`loopax.filter_while_loop`][]. `None` is `"checkpointed"` with `max_steps` or
+        `checkpoints`, and `"lax"` without, which keeps every carry for the backward pass.
+    - `checkpoints`: how many carries a `"checkpointed"` loop saves: an integer, or `"all"`. By
+        default the square root of the number of steps.
+    - `buffers`: picks arrays out of the carry that are buffers of rows, each written once, as
+        for [`loopax.filter_while_loop`][].
     - `trace_numbers`: take Python's numbers and booleans in the carry for arrays, as
         `jax.lax.fori_loop` does. By default they are static.
 
@@ -89,7 +96,9 @@ def filter_fori_loop(
 
     - [`loopax.MismatchError`][], a `TypeError`, if `body_fun` returns another carry than it was
         given: another static value, structure, shape, dtype or sharding.
-    - [`loopax.ArgumentError`][], a `TypeError`, if an argument is of the wrong type.
+    - [`loopax.ArgumentError`][], a `TypeError`, if an argument is of the wrong type, or there
+        are more than `max_steps` steps between bounds that are known. If they are not, that is
+        a runtime error, as of `eqx.error_if`.
 
     Asked for with the other loops in Equinox issue
     [789](https://github.com/patrick-kidger/equinox/issues/789).
@@ -98,7 +107,7 @@ def filter_fori_loop(
         # `lax` takes any real number, if the other is one of the same kind.
         if not is_scalar(bound, "biuf"):
             raise not_a_choice("filter_fori_loop", name, "an integer", bound)
-    how, lower, upper = _kind(lower, upper, max_steps, kind, checkpoints)
+    how = _kind(lower, upper, max_steps, kind, checkpoints)
     carry = split(init_val, trace_numbers)
     state = Operands(split_held(as_tree(body_fun)), split_held(buffers), carry)
     call = Call("filter_fori_loop", body_fun, trace_numbers, state)
@@ -127,35 +136,32 @@ def _step(step: Step, i: Any, *rest: Any) -> Any:
     return step.carry(loan.back(body_fun(i, loan.out(carry))))
 
 
-def _kind(
-    lower: Any, upper: Any, max_steps: Any, kind: str | None, checkpoints: Any
-) -> tuple[Kind, Any, Any]:
-    """The kind of loop, and the bounds, as integers of one type if `lax` does not see them."""
+def _kind(lower: Any, upper: Any, max_steps: Any, kind: str | None, checkpoints: Any) -> Kind:
+    """The kind of loop. It has no bound if the loop is left to `jax.lax`."""
     bound = bound_of("filter_fori_loop", max_steps)
-    steps = None
-    if not isinstance(lower, Tracer) and not isinstance(upper, Tracer):
+    steps: int | None = None
+    known = not any(isinstance(each, Tracer) for each in (lower, upper))
+    if known:
         steps = max(int(upper) - int(lower), 0)
         if bound is not None and steps > bound:
             raise ArgumentError(
                 f"filter_fori_loop: there are {steps} steps from {lower} to {upper}, and "
                 f"`max_steps` is {bound}."
             )
-    plain = kind is None and checkpoints is None and bound is None
     how = kind_of(
         "filter_fori_loop",
         kind,
         checkpoints,
-        steps if bound is None and not (plain or kind == "lax") else bound,
+        bound if steps is None else steps,
         "Pass `max_steps`, or bounds that are known while tracing.",
-        plain,
+        plain=bound is None,
     )
-    if how.name == "lax":
-        return how._replace(bound=None), lower, upper
+    if how.name == "lax" and (steps is not None or bound is None):
+        return how._replace(bound=None)
     for name, value in (("lower", lower), ("upper", upper)):
         if not is_scalar(value, "biu"):
             raise not_a_choice("filter_fori_loop", name, "an integer", value)
-    dtype = jnp.result_type(lower, upper)
-    return how, jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)
+    return how
 
 
 def _run(
@@ -170,7 +176,8 @@ def _run(
     """Runs a loop that is not left to `jax.lax`. Also returns whether there was more to do."""
     (body,) = bodies
     functions, carry = arrays[:held], arrays[held:]
-    # As a number of steps, which does not overflow where the bounds do not.
+    dtype = jnp.result_type(lower, upper)
+    lower, upper = jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)
     steps = jnp.where(lower < upper, upper - lower, 0).astype(jnp.int32)
 
     def step(i: Any, active: Any, carry: Any, buffers: Any) -> Any:
@@ -178,7 +185,7 @@ def _run(
         out = body(lower + i.astype(lower.dtype), node, active)
         return unwoven(at, out.arrays[held:])
 
-    carry, buffers = kind.run(lambda i, *_: i < steps, step, *unwoven(at, carry))
+    carry, buffers = kind.run(lambda i, _, __: i < steps, step, *unwoven(at, carry))
     more = None if kind.bound is None else steps > kind.bound
     return [*functions, *woven(at, carry, buffers)], more
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from jax.core import Tracer
 
-from ._jax import VmapAxis, Zero, primitive
+from ._jax import VmapAxis, Zero, primitive, set_jvp
 
 
 def forward_only(caller: str, given: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
@@ -13,8 +13,8 @@ def forward_only(caller: str, given: Sequence[Any], arrays: Sequence[Any]) -> li
 
     What is among `given` has passed the loop by.
     """
-    passed = {id(each) for each in given}
-    which = [isinstance(each, Tracer) and id(each) not in passed for each in arrays]
+    passed = set(map(id, given))
+    which = [id(each) not in passed and isinstance(each, Tracer) for each in arrays]
     if not any(which):
         return list(arrays)
     through = [each for each, is_in in zip(arrays, which, strict=True) if is_in]
@@ -43,10 +43,11 @@ def _batch(_: VmapAxis, arrays: Any, axes: Any, *, caller: str) -> Any:
 
 def _transpose(cotangents: Any, *arrays: Any, caller: str) -> Any:
     raise ValueError(
-        f"{caller}: a loop of unknown length cannot be differentiated in reverse mode. Pass "
-        "`max_steps`, a bound on the number of steps, or "
-        '`kind="checkpointed"` with a number of `checkpoints`.'
+        f"{caller}: a loop whose number of steps is not known while tracing runs as "
+        "`jax.lax.while_loop`, which has no reverse mode. Pass `max_steps`, a bound on the "
+        'number of steps, or kind="checkpointed" with a number of `checkpoints`.'
     )
 
 
-_forward_only = primitive("forward_only", _run, _types, _jvp, _batch, _transpose)
+_forward_only = primitive("forward_only", _run, _types, _batch, _transpose)
+set_jvp(_forward_only, _jvp)

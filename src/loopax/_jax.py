@@ -13,6 +13,7 @@ Private are:
 The others are public, but annotated in ways that leave a strict type checker with unknowns.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,15 @@ _mlir: Any = mlir
 _batching: Any = batching
 
 lax = _jax.lax
+random = _jax.random
+jnp = _jax.numpy
+checkpoint = _jax.checkpoint
+eval_shape = _jax.eval_shape
+jit = _jax.jit
+jvp = _jax.jvp
+vjp = _jax.vjp
+vmap = _jax.vmap
+typeof = _jax.typeof
 make_jaxpr = _jax.make_jaxpr
 config = _jax.config
 PyTreeDef = _jax.tree_util.PyTreeDef
@@ -47,6 +57,7 @@ Primitive = _extended.Primitive
 Jaxpr = _extended.Jaxpr
 ClosedJaxpr = _extended.ClosedJaxpr
 Literal = _extended.Literal
+ShapedArray = _core.ShapedArray
 eval_jaxpr = _core.eval_jaxpr
 Zero = _ad.Zero
 UndefinedPrimal = _ad.UndefinedPrimal
@@ -67,7 +78,6 @@ def primitive(
     name: str,
     run: Callable[..., Any],
     types: Callable[..., Any],
-    jvp: Callable[..., Any],
     batch: Callable[..., Any],
     transpose: Callable[..., Any] | None = None,
 ) -> Any:
@@ -75,19 +85,20 @@ def primitive(
 
     - `run`: what it computes, in terms of other operations.
     - `types`: from the types of its operands to those of its results, and its effects.
-    - `jvp`, `transpose`: its rules of differentiation, as JAX has them.
     - `batch`: its rule under `jax.vmap`, `(axis, operands, axes, **parameters)`, where `axis`
         is a `VmapAxis`.
+    - `transpose`: its rule of transposition, as JAX has them. For that of differentiation see
+        `set_jvp`.
     """
     made = Primitive(name)
     made.multiple_results = True
 
     def eager(*operands: Any, **parameters: Any) -> Any:
-        return jax.jit(lambda *each: run(*each, **parameters))(*operands)
+        return jit(functools.partial(run, **parameters))(*operands)
 
     def batcher(axis: Any, operands: Any, axes: Any, **parameters: Any) -> Any:
         over = VmapAxis(axis)
-        if not over.named and all(place is None for place in axes):
+        if not over.is_named and all(place is None for place in axes):
             out = made.bind(*operands, **parameters)
             return out, [None] * len(out)
         return batch(over, operands, axes, **parameters)
@@ -95,11 +106,15 @@ def primitive(
     made.def_impl(eager)
     made.def_effectful_abstract_eval(types)
     _mlir.register_lowering(made, _mlir.lower_fun(run, multiple_results=True))
-    _ad.primitive_jvps[made] = jvp
     _batching.fancy_primitive_batchers[made] = batcher
     if transpose is not None:
         _ad.primitive_transposes[made] = transpose
     return made
+
+
+def set_jvp(primitive: Any, rule: Callable[..., Any]) -> None:
+    """Sets the rule by which a primitive is differentiated, as JAX has them."""
+    _ad.primitive_jvps[primitive] = rule
 
 
 class VmapAxis:
@@ -107,26 +122,29 @@ class VmapAxis:
 
     def __init__(self, axis: Any):
         self.size: int = axis.size
-        named = axis.name is not core.no_axis_name and axis.name is not None
-        self.named = named
+        self.is_named = axis.name is not core.no_axis_name and axis.name is not None
         self._options: tuple[tuple[str, Any], ...] = (
             ("axis_size", axis.size),
-            ("axis_name", axis.name if named else None),
+            ("axis_name", axis.name if self.is_named else None),
             ("spmd_axis_name", axis.spmd_name),
         )
 
     def vmap(
         self, function: Callable[..., Any], in_axes: Any, out_axes: Any
     ) -> Callable[..., Any]:
-        mapped: Any = jax.vmap(
-            lambda _, *arguments: function(*arguments),
-            in_axes=(0, *in_axes),
-            out_axes=out_axes,
-            **dict(self._options),
-        )
+        def with_axis(_: Any, *arguments: Any) -> Any:
+            return function(*arguments)
+
+        options = dict(self._options)
+        mapped = vmap(with_axis, in_axes=(0, *in_axes), out_axes=out_axes, **options)
         # `jax.vmap` wants something that has the axis.
-        some = np.zeros(self.size, bool)
-        return lambda *arguments: mapped(some, *arguments)
+        return functools.partial(mapped, np.zeros(self.size, bool))
+
+    def to_front(self, value: Any, place: int | None) -> Any:
+        """A value with the axis as its first; the same for all if it does not have it."""
+        if place is None:
+            return jnp.broadcast_to(value, (self.size, *jnp.shape(value)))
+        return jnp.moveaxis(value, place, 0)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, VmapAxis) and self._options == other._options

@@ -7,15 +7,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from ._adjoint import default_slots, loop
+from ._adjoint import bounded_loop, default_slots, loop
 from ._body import Body
-from ._bounded import bounded_loop
 from ._errors import ArgumentError
 from ._forward import forward_only
-from ._jax import config, lax
+from ._jax import config, jit, jnp, lax
 from ._words import tree_text
+
+
+# A predicate, of the number of the step, the carry and the buffers.
+Test = Callable[[Any, Any, Any], Any]
+
+# A body, of the number of the step, whether it counts, the carry and the buffers.
+Run = Callable[[Any, Any, Any, Any], Any]
 
 
 class Kind(NamedTuple):
@@ -34,8 +39,8 @@ class Kind(NamedTuple):
 
     def run(
         self,
-        cond: Callable[..., Any],
-        body: Callable[..., Any],
+        cond: Test,
+        body: Run,
         carry: Sequence[Any],
         buffers: Sequence[Any],
     ) -> tuple[list[Any], list[Any]]:
@@ -50,9 +55,7 @@ class Kind(NamedTuple):
         return loop(cond, body, carry, buffers, self.bound, self.slots)
 
 
-def _in_python(
-    cond: Callable[..., Any], body: Callable[..., Any], carry: Any, buffers: Any, bound: Any
-) -> Any:
+def _in_python(cond: Test, body: Run, carry: Any, buffers: Any, bound: int | None) -> Any:
     i = 0
     while (bound is None or i < bound) and cond(jnp.int32(i), carry, buffers):
         carry, buffers = body(jnp.int32(i), True, carry, buffers)
@@ -62,8 +65,8 @@ def _in_python(
 
 def _in_lax(
     caller: str,
-    cond: Callable[..., Any],
-    body: Callable[..., Any],
+    cond: Test,
+    body: Run,
     carry: Any,
     buffers: Any,
     bound: int | None,
@@ -116,7 +119,7 @@ def kind_of(
         return Kind(caller, kind, bound, 0)
     if bound is None and (checkpoints is None or _is_all(checkpoints)):
         raise ArgumentError(
-            f'{caller}: kind="checkpointed" needs a bound on the number of steps, or the number '
+            f'{caller}: kind="checkpointed" needs a bound on the number of steps, or a number '
             f"of `checkpoints`. {has_bound}"
         )
     return Kind(caller, kind, bound, _slots(caller, checkpoints, bound))
@@ -184,7 +187,7 @@ def compiled(run: Callable[..., Any], bodies: Sequence[Body], *options: Any) -> 
         def call(*args: Any) -> Any:
             return run([ref() for ref in refs], *options, *args)
 
-        program = first.programs[key] = jax.jit(call, inline=True)
+        program = first.programs[key] = jit(call)
         for other in others:
             weakref.finalize(other, _forget, weakref.ref(first), key).atexit = False
     return program

@@ -4,20 +4,20 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex, SupportsInt, TypeVar, cast
 
-import jax.numpy as jnp
 import numpy as np
 
-from ._adjoint import cut, settled
+from ._adjoint import settled
+from ._adjoint.jaxprs import trace
+from ._adjoint.plan import cut
+from ._adjoint.rows import no_rows, read, write
 from ._axes import Axes, along, stacked
 from ._body import Body, Step, body_for, merge_output
 from ._boundary import public
 from ._buffers import Loan, places, unwoven, woven
 from ._call import Call, Operands, as_tree
 from ._errors import no_unroll, not_a_pair, not_a_predicate
-from ._jax import combine, config, eval_jaxpr, lax
-from ._jaxprs import trace
+from ._jax import combine, config, eval_jaxpr, jnp, lax
 from ._kinds import Kind, compiled, kind_of
-from ._rows import no_rows, read, write
 from ._split import Arrays, split, split_held
 from ._static import is_scalar
 
@@ -51,8 +51,7 @@ def filter_scan(
         ```python
         import equinox as eqx
         import jax
-        import jax.numpy as jnp
-        import loopax
+                import loopax
 
         net = eqx.nn.MLP(2, 2, width_size=8, depth=1, key=jax.random.key(0))
 
@@ -68,9 +67,11 @@ def filter_scan(
     It computes
 
     ```python
-    def filter_scan(f, init, xs, length):
+    def filter_scan(f, init, xs, length, until=lambda carry: False):
         carry, ys = init, []
         for x in xs:  # or: for _ in range(length)
+            if until(carry):
+                break  # the rows of ys that are left are zero
             carry, y = f(carry, x)
             ys.append(y)
         return carry, jnp.stack(ys)
@@ -99,6 +100,21 @@ def filter_scan(
         that each step gets whole, or a PyTree of these that is a prefix of `xs`. A function
         from a leaf to one of these will do as well, such as `eqx.if_array(0)`.
     - `out_axes`: the axis of each array in `ys` along which to stack, in the same form.
+    - `kind`: how the scan is differentiated in reverse mode.
+        - `"lax"`: as `jax.lax.scan`, which keeps what the backward pass needs of every step.
+            What `None` means, unless `until` or `checkpoints` is given.
+        - `"checkpointed"`: keeps some carries only, and computes those in between again: less
+            memory, for the time of one more forward pass. For any length.
+        - `"bounded"`: likewise, as a scan of scans, with the derivatives of JAX's own
+            primitives. Slower.
+    - `checkpoints`: how many carries a `"checkpointed"` scan keeps: an integer, or `"all"`. By
+        default the square root of the number of steps.
+    - `buffers`: picks arrays out of the carry that are buffers of rows, each written once, as
+        for [`loopax.filter_while_loop`][].
+    - `until`: a function from the carry to a boolean scalar. The scan ends before the first
+        step at which it holds. What was not done is not paid for, forwards or backwards. The
+        scan is `"checkpointed"` then, unless `kind` says something else; as `"lax"` it has
+        forward mode only.
     - `trace_numbers`: take Python's numbers and booleans for arrays wherever they stand in
         `init`, `xs` and `ys`, as `jax.lax.scan` does. By default they are static.
 
@@ -111,8 +127,8 @@ def filter_scan(
 
     - [`loopax.MismatchError`][], a `TypeError`, if `f` returns another carry than it was given:
         another static value, structure, shape, dtype or sharding.
-    - [`loopax.ArgumentError`][], a `TypeError`, if `f` does not return a pair, or if an
-        argument is of the wrong type.
+    - [`loopax.ArgumentError`][], a `TypeError`, if `f` does not return a pair, if `until` does
+        not return a boolean scalar, or if an argument is of the wrong type.
     - [`loopax.LengthError`][], a `ValueError`, if the arrays in `xs` and `length` do not agree
         on a number of steps, or none is given.
 
@@ -120,7 +136,9 @@ def filter_scan(
     [446](https://github.com/patrick-kidger/equinox/issues/446),
     [630](https://github.com/patrick-kidger/equinox/issues/630) and
     [709](https://github.com/patrick-kidger/equinox/issues/709); `in_axes` in JAX issue
-    [15041](https://github.com/jax-ml/jax/issues/15041).
+    [15041](https://github.com/jax-ml/jax/issues/15041); `until` in JAX issue
+    [2469](https://github.com/jax-ml/jax/issues/2469) and pull request
+    [13062](https://github.com/jax-ml/jax/pull/13062).
     """
     whole, sliced, steps = along("filter_scan", xs, in_axes, length, trace_numbers)
     how = kind_of("filter_scan", kind, checkpoints, steps, "", plain=until is None)
@@ -220,7 +238,7 @@ def _run(
 
     carry, buffers = unwoven(at, carry)
     first = [lax.index_in_dim(each, 0, keepdims=False) for each in xs]
-    jaxpr, consts, carry = settled(lambda c: trace(call, True, c, buffers, first), carry)
+    jaxpr, consts, init = settled(lambda c: trace(call, True, c, buffers, first), carry)
     counts = len(carry), len(buffers)
     ys = [no_rows(var.aval, steps) for var in jaxpr.outvars[sum(counts) :]]
 
@@ -240,7 +258,7 @@ def _run(
         ]
         return carry, [*buffers, *(each for _, each in pairs), *ys]
 
-    carry, both = kind.run(goes_on, step, carry, [*buffers, *xs, *ys])
+    carry, both = kind.run(goes_on, step, init, [*buffers, *xs, *ys])
     buffers, _, ys = cut(both, len(at), len(xs), len(ys))
     label = labels[-1]
     return [*held, *woven(at, carry, buffers)], Arrays(ys, label.names, label.label)

@@ -64,18 +64,41 @@ def filter_while_loop(
     It computes
 
     ```python
-    def filter_while_loop(cond_fun, body_fun, init_val):
-        val = init_val
-        while cond_fun(val):
-            val = body_fun(val)
+    def filter_while_loop(cond_fun, body_fun, init_val, max_steps=None):
+        val, steps = init_val, 0
+        while cond_fun(val) and (max_steps is None or steps < max_steps):
+            val, steps = body_fun(val), steps + 1
         return val
     ```
 
     as one compiled loop. The carry may be any PyTree. Its arrays go through the loop. Anything
     else in it is static, and has to come back from `body_fun` as it went in.
 
-    As with `jax.lax.while_loop`, the number of steps is not known to the compiler, so that the
-    loop can be differentiated in forward mode only.
+    With `max_steps` the loop can be differentiated in reverse mode, and in any other: the
+    gradient of the root above with respect to what `function` holds, say. The backward pass
+    keeps about the square root of `max_steps` carries, not all of them, and takes the time of
+    the steps that were taken, not of `max_steps`. Without it the loop is a
+    `jax.lax.while_loop`, which has forward mode only.
+
+    !!! Example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        import loopax
+
+        def power(x):  # x ** 5
+            def body(carry):
+                n, y = carry
+                return n - 1, x * y
+
+            _, y = loopax.filter_while_loop(
+                lambda carry: carry[0] > 0, body, (jnp.array(5), jnp.array(1.0)), max_steps=8
+            )
+            return y
+
+        assert jnp.allclose(jax.grad(power)(2.0), 80.0)
+        ```
 
     **Arguments:**
 
@@ -83,6 +106,28 @@ def filter_while_loop(
         `eqx.Module`; arrays inside it are inputs of the loop.
     - `body_fun`: the body, from carry to carry. Likewise.
     - `init_val`: the first carry.
+    - `max_steps`: the greatest number of steps, an integer that is known while tracing. The
+        loop ends there, even if the condition still holds: see `throw`.
+    - `kind`: how the loop is differentiated.
+        - `"lax"`: as `jax.lax.while_loop`, in forward mode only. What `None` means without
+            `max_steps`.
+        - `"checkpointed"`: in both modes, and in any nesting of them. The forward pass saves
+            some carries; the backward pass computes those in between again. What `None` means
+            with `max_steps`. Without `max_steps` it needs `checkpoints`.
+        - `"bounded"`: as a scan of `max_steps` steps, of which those after the end are
+            skipped. Slower; for when the derivatives of JAX's own primitives are wanted.
+    - `checkpoints`: how many carries a `"checkpointed"` loop saves: an integer, or `"all"`.
+        By default the square root of `max_steps`, with which each step is computed twice in
+        all, and once more to be differentiated. The fewer there are, the more often. The
+        backward pass holds as many again at a time.
+    - `buffers`: picks arrays out of the carry that are buffers of rows, one or several, such as
+        `lambda carry: carry.history`. Each row is written once, and read only after that. The
+        body gets a [`loopax.Buffer`][] for each, and their gradient takes time in proportion
+        to the rows that are written and read, where it would take that times the length of
+        the buffer. That rows are not written twice, nor read before, is not checked: the
+        backward pass would read the last value.
+    - `throw`: raise a runtime error, as `eqx.error_if` does, if `max_steps` are taken and the
+        condition still holds.
     - `trace_numbers`: take Python's numbers and booleans in the carry for arrays, as
         `jax.lax.while_loop` does. By default they are static.
 
@@ -97,7 +142,14 @@ def filter_while_loop(
     - [`loopax.ArgumentError`][], a `TypeError`, if `cond_fun` does not return a boolean scalar,
         or if an argument is of the wrong type.
 
-    Asked for in Equinox issue [789](https://github.com/patrick-kidger/equinox/issues/789).
+    Asked for in Equinox issue [789](https://github.com/patrick-kidger/equinox/issues/789);
+    reverse mode in JAX issues [2139](https://github.com/jax-ml/jax/issues/2139) and
+    [8239](https://github.com/jax-ml/jax/issues/8239). Keeping the square root of the number of
+    carries is due to Griewank, "Achieving logarithmic growth of temporal and spatial
+    complexity in reverse automatic differentiation" (1992), and Chen et al., "Training deep
+    nets with sublinear memory cost" ([2016](https://arxiv.org/abs/1604.06174)); doing so for
+    an unknown number of steps to Stumm and Walther, "New algorithms for optimal online
+    checkpointing" (2010).
     """
     bound = bound_of("filter_while_loop", max_steps)
     how = kind_of(
@@ -105,14 +157,16 @@ def filter_while_loop(
     )
     if throw and bound is None:
         raise ArgumentError(
-            "filter_while_loop: `throw` is for a loop that reaches `max_steps`, and there is none."
+            "filter_while_loop: `throw` is for a loop with `max_steps`, of which there is none."
         )
     plain = how.name == "lax" and bound is None and buffers is None
     test_tree, step_tree = as_tree(cond_fun), as_tree(body_fun)
     functions = [split_held(test_tree), split_held(step_tree)]
     picks = split_held(buffers)
     carry = split(init_val, trace_numbers)
-    if plain and any(isinstance(leaf, Tracer) for leaf in (*functions[0].arrays, *carry.arrays)):
+    if plain and any(
+        isinstance(leaf, Tracer) for leaf in (*functions[0].arrays, *carry.arrays)
+    ):
         # `lax` takes what the body forwards for a constant of the loop, but not if the
         # predicate reads it. Under `vmap`, with a predicate that differs between lanes,
         # each lane would then get a copy of its own, to be selected anew at every step.

@@ -12,9 +12,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from ._jax import UndefinedPrimal, VmapAxis, Zero, instantiate_zeros, lax, make_jaxpr, primitive
+from .._jax import (
+    UndefinedPrimal,
+    VmapAxis,
+    Zero,
+    eval_shape,
+    instantiate_zeros,
+    jnp,
+    lax,
+    make_jaxpr,
+    primitive,
+    random,
+    set_jvp,
+    typeof,
+    vmap,
+)
 
 
 def read(buffer: Any, index: Any) -> tuple[Any, Any]:
@@ -32,10 +45,9 @@ def no_rows(aval: Any, count: int) -> Any:
     """A buffer for so many rows of that type, all of them zero."""
     shape = (count, *aval.shape)
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, aval.dtype))
-        return jax.random.wrap_key_data(
-            jnp.zeros(data.shape, data.dtype), impl=jax.random.key_impl(aval)
-        )
+        data = eval_shape(random.key_data, jax.ShapeDtypeStruct(shape, aval.dtype))
+        zeros = jnp.zeros(data.shape, data.dtype)
+        return random.wrap_key_data(zeros, impl=random.key_impl(aval))
     return jnp.zeros(shape, aval.dtype)
 
 
@@ -52,9 +64,9 @@ def _take(buffer: Any, index: Any, lead: int) -> Any:
         return lax.dynamic_index_in_dim(buffer, index, 0, keepdims=False)
 
     for _ in range(index.ndim - lead):
-        one = jax.vmap(one, in_axes=(None, 0))
+        one = vmap(one, in_axes=(None, 0))
     for _ in range(lead):
-        one = jax.vmap(one)
+        one = vmap(one)
     return one(buffer, index)
 
 
@@ -66,7 +78,7 @@ def _put(buffer: Any, index: Any, row: Any, lead: int) -> Any:
         return lax.dynamic_update_index_in_dim(buffer, row, index, 0)
 
     for _ in range(lead):
-        one = jax.vmap(one)
+        one = vmap(one)
     return one(buffer, index, row)
 
 
@@ -78,7 +90,7 @@ def _add(buffer: Any, index: Any, row: Any, lead: int) -> Any:
         return buffer.at[index].add(row)
 
     for _ in range(lead):
-        one = jax.vmap(one)
+        one = vmap(one)
     return one(buffer, index, row)
 
 
@@ -101,7 +113,7 @@ def _read_types(buffer: Any, index: Any, *, lead: int) -> Any:
 
 @functools.lru_cache
 def _row_type(buffer: Any, index: Any, lead: int) -> Any:
-    (row,) = make_jaxpr(lambda b, i: _take(b, i, lead))(buffer, index).out_avals
+    (row,) = make_jaxpr(functools.partial(_take, lead=lead))(buffer, index).out_avals
     return row
 
 
@@ -109,12 +121,11 @@ def _read_jvp(primals: Any, tangents: Any, *, lead: int) -> Any:
     buffer, index = primals
     out = _read.bind(buffer, index, lead=lead)
     if isinstance(tangents[0], Zero):
-        return out, [Zero(jax.typeof(each).to_tangent_aval()) for each in out]
+        return out, [Zero(typeof(each).to_tangent_aval()) for each in out]
     return out, _read.bind(tangents[0], index, lead=lead)
 
 
 def _read_transpose(cotangents: Any, buffer: Any, index: Any, *, lead: int) -> Any:
-    assert isinstance(buffer, UndefinedPrimal)
     row, rest = cotangents
     if isinstance(row, Zero):
         return [rest, None]
@@ -149,15 +160,14 @@ def _spread(value: Any, shape: Sequence[int]) -> Any:
     return jnp.broadcast_to(value, tuple(shape))
 
 
-_read = primitive("read_row", _run_read, _read_types, _read_jvp, _read_batch, _read_transpose)
+_read = primitive("read_row", _run_read, _read_types, _read_batch, _read_transpose)
+set_jvp(_read, _read_jvp)
 
 
 # -- write -------------------------------------------------------------------------------
 
 
-def _run_write(
-    buffer: Any, index: Any, row: Any, where: Any, *, lead: int, done: bool
-) -> Any:
+def _run_write(buffer: Any, index: Any, row: Any, where: Any, *, lead: int, done: bool) -> Any:
     if done:
         return [buffer]
     return [_put(buffer, index, masked(where, row, _take(buffer, index, lead)), lead)]
@@ -182,7 +192,6 @@ def _write_jvp(primals: Any, tangents: Any, *, lead: int, done: bool) -> Any:
 def _write_transpose(
     cotangents: Any, buffer: Any, index: Any, row: Any, where: Any, *, lead: int, done: bool
 ) -> Any:
-    assert not done
     (after,) = cotangents
     if isinstance(after, Zero):
         return [None] * 4
@@ -216,9 +225,8 @@ def _write_batch(axis: VmapAxis, operands: Any, axes: Any, *, lead: int, done: b
     return _write.bind(buffer, index, row, where, lead=lead + 1, done=done), [0]
 
 
-_write = primitive(
-    "write_row", _run_write, _write_types, _write_jvp, _write_batch, _write_transpose
-)
+_write = primitive("write_row", _run_write, _write_types, _write_batch, _write_transpose)
+set_jvp(_write, _write_jvp)
 
 
 # -- buffers that are full ----------------------------------------------------------------

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from ._jax import ClosedJaxpr, Literal, make_jaxpr
+from .._jax import ClosedJaxpr, Literal, make_jaxpr
 
 
 def trace(function: Callable[..., Any], *arguments: Any) -> tuple[Any, list[Any]]:
@@ -45,14 +45,10 @@ def reached(
         if not any(marks) and eqn.primitive.name != "axis_index":
             continue
         inner = _called(eqn)
-        if inner is None:
-            outs = [True] * len(eqn.outvars)
-        else:
-            outs = reached(inner, marks, carries)
+        every = [True] * len(eqn.outvars)
+        outs = every if inner is None else reached(inner, marks, carries)
         marked.update(
-            var
-            for var, out in zip(eqn.outvars, outs, strict=True)
-            if out and carries(var.aval)
+            var for var, out in zip(eqn.outvars, outs, strict=True) if out and carries(var.aval)
         )
     return [is_marked(atom) for atom in jaxpr.outvars]
 
@@ -67,6 +63,15 @@ def _called(eqn: Any) -> Any:
         return None
     same = len(inner.invars) == len(eqn.invars) and len(inner.outvars) == len(eqn.outvars)
     return inner if same else None
+
+
+def _calling(eqn: Any, inner: Any) -> Any:
+    """The equation with another jaxpr that it calls."""
+    name = "jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"
+    closed = eqn.params[name]
+    if isinstance(closed, ClosedJaxpr) and closed.jaxpr is not closed:
+        inner = closed.replace(jaxpr=inner)
+    return eqn.replace(params={**eqn.params, name: inner})
 
 
 _CALLS = {
@@ -115,11 +120,20 @@ def rewritten(
                 new, outs = changed
             elif inner is not None:
                 inner, outs = rewritten(inner, marks, change)
-                name = "jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"
-                closed = eqn.params[name]
-                is_closed = isinstance(closed, ClosedJaxpr) and closed.jaxpr is not closed
-                inner = closed.replace(jaxpr=inner) if is_closed else inner
-                new = eqn.replace(params={**eqn.params, name: inner})
+                new = _calling(eqn, inner)
             marked.update(var for var, out in zip(eqn.outvars, outs, strict=True) if out)
         eqns.append(new)
     return jaxpr.replace(eqns=eqns), [is_marked(atom) for atom in jaxpr.outvars]
+
+
+def without_callbacks(jaxpr: Any) -> Any:
+    """The jaxpr without what it prints, or has printed."""
+    eqns: list[Any] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in ("debug_callback", "debug_print"):
+            continue
+        inner = _called(eqn)
+        if inner is not None:
+            eqn = _calling(eqn, without_callbacks(inner))
+        eqns.append(eqn)
+    return jaxpr.replace(eqns=eqns)

@@ -3,17 +3,15 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ._jax import lax
-from ._rows import masked
+from .._jax import checkpoint, jnp, lax
+from .rows import masked
 
 
 def bounded_loop(
-    cond: Callable[..., Any],
-    body: Callable[..., Any],
+    cond: Callable[[Any, Any, Any], Any],
+    body: Callable[[Any, Any, Any, Any], Any],
     carry: Sequence[Any],
     buffers: Sequence[Any],
     bound: int,
@@ -23,9 +21,8 @@ def bounded_loop(
     Memory for the backward pass is that of about twice the square root of `bound` carries.
     When the loop has ended, what is left of the scans is skipped.
     """
-    carry, buffers = list(carry), list(buffers)
     if bound == 0:
-        return carry, buffers
+        return list(carry), list(buffers)
     inner = int(np.ceil(np.sqrt(bound)))
     outer = -(-bound // inner)
 
@@ -39,9 +36,12 @@ def bounded_loop(
         carry = [masked(go, a, b) for a, b in zip(last, carry, strict=True)]
         return i + 1, go, carry, last, buffers
 
+    def skip(state: Any) -> Any:
+        return state
+
     def if_active(step: Callable[..., Any]) -> Callable[..., Any]:
         def run(state: Any, _: None) -> Any:
-            return lax.cond(state[1], step, lambda state: state, state), None
+            return lax.cond(state[1], step, skip, state), None
 
         return run
 
@@ -49,8 +49,6 @@ def bounded_loop(
         return lax.scan(if_active(step), state, None, length=inner)[0]
 
     zero = jnp.int32(0)
-    state = (zero, cond(zero, carry, buffers), carry, carry, buffers)
-    (_, _, _, last, buffers), _ = lax.scan(
-        if_active(jax.checkpoint(steps)), state, None, length=outer
-    )
-    return last, buffers
+    state = (zero, cond(zero, carry, buffers), list(carry), list(carry), list(buffers))
+    (_, _, _, last, full), _ = lax.scan(if_active(checkpoint(steps)), state, None, length=outer)
+    return last, full

@@ -1,0 +1,90 @@
+"""The steps of a loop."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .._jax import eval_jaxpr, jnp
+from .plan import Operands, Plan, cut, operands_of
+from .rows import masked
+
+
+class State(NamedTuple):
+    """Where a loop stands. Without lanes `last` and `steps` are empty.
+
+    - `i`: the number of steps that were taken, by the lane that took most.
+    - `active`: which lanes go on.
+    - `carry`: the carry, for a lane that is not active its last but one.
+    - `last`: the carry, for all lanes.
+    - `steps`: the number of steps of each lane.
+    """
+
+    i: Any
+    active: Any
+    carry: list[Any]
+    last: list[Any]
+    steps: list[Any]
+
+    @property
+    def is_going(self) -> Any:
+        return jnp.any(self.active)
+
+
+class Steps:
+    """The steps of the loop with these jaxprs and operands."""
+
+    def __init__(self, cond: Any, body: Any, plan: Plan, flat: Sequence[Any]):
+        self._cond = cond
+        self._body = body
+        self._plan = plan
+        self._operands: Operands = operands_of(plan, flat)
+
+    @property
+    def buffers(self) -> list[Any]:
+        return self._operands.buffers
+
+    def start(self) -> State:
+        carry, lanes = self._operands.carry, self._plan.lanes
+        i = jnp.int32(0)
+        active = self._goes_on(i, carry, self.buffers)
+        if not lanes:
+            return State(i, active, carry, [], [])
+        # A lane with no step at all has no carry for which the body is known to be defined. It
+        # borrows one.
+        which = jnp.argmax(active.reshape(-1))
+
+        def borrowed(each: Any) -> Any:
+            one = each.reshape(-1, *each.shape[len(lanes) :])[which]
+            return masked(active, each, jnp.broadcast_to(one, each.shape))
+
+        steps = jnp.zeros_like(active, jnp.int32)
+        return State(i, active, [borrowed(each) for each in carry], carry, [steps])
+
+    def step(self, state: State, buffers: Any) -> tuple[State, Any]:
+        i, active, carry, last, steps = state
+        consts = self._operands.body_consts
+        new, buffers = called(self._body, self._plan, consts, i, active, carry, buffers)
+        if not self._plan.lanes:
+            return State(i + 1, self._goes_on(i + 1, new, buffers), new, [], []), buffers
+        last = [masked(active, a, b) for a, b in zip(new, last, strict=True)]
+        go = active & self._goes_on(i + 1, last, buffers)
+        carry = [masked(go, a, b) for a, b in zip(last, carry, strict=True)]
+        return State(i + 1, go, carry, last, [steps[0] + active]), buffers
+
+    def _goes_on(self, i: Any, carry: Any, buffers: Any) -> Any:
+        consts = self._operands.cond_consts
+        (go,) = eval_jaxpr(self._cond, (), *consts, i, *carry, *buffers)
+        return go if self._plan.bound is None else go & (i < self._plan.bound)
+
+    def result(self, state: State) -> tuple[list[Any], Any]:
+        """The last carry, and how many steps were taken."""
+        if self._plan.lanes:
+            return state.last, state.steps[0]
+        return state.carry, state.i
+
+
+def called(
+    body: Any, plan: Plan, consts: Any, i: Any, active: Any, carry: Any, buffers: Any
+) -> list[list[Any]]:
+    """The carry and the buffers after a step."""
+    out = eval_jaxpr(body, (), *consts, i, active, *carry, *buffers)
+    return cut(out, plan.carry, plan.buffers)

@@ -55,14 +55,15 @@ def backwards(
         """The carries every `spacing` steps, from one that was saved."""
 
         def save(active: Any, carry: Any, saves: Any) -> Any:
-            t, here = carry
+            t, here = advance(carry[1], start, carry[0], carry[0] + spacing, spacing)
             row = t // spacing
             saves = [write(s, row, x, active) for s, x in zip(saves, here, strict=True)]
-            stop = jnp.minimum(t + spacing, count)
-            return advance(here, start, t, stop, spacing), saves
+            return (t, here), saves
 
+        # The first is there already, and what comes after the last is not needed: where
+        # `spacing` turns out to be one, no step is taken.
         _, saves = runs(
-            lambda carry, _: carry[0] < count,
+            lambda carry, _: carry[0] + spacing < count,
             save,
             (jnp.int32(0), here),
             [room(each, slots) for each in here],

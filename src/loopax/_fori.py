@@ -42,7 +42,8 @@ def filter_fori_loop(
         ```python
         import equinox as eqx
         import jax
-                import loopax
+        import jax.numpy as jnp
+        import loopax
 
         net = eqx.nn.MLP(2, 2, width_size=8, depth=1, key=jax.random.key(0))
 

@@ -4,7 +4,7 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 
@@ -50,8 +50,7 @@ class Kind(NamedTuple):
         if self.name == "lax":
             return _in_lax(self.caller, cond, body, carry, buffers, self.bound)
         if self.name == "bounded":
-            assert self.bound is not None
-            return bounded_loop(cond, body, carry, buffers, self.bound)
+            return bounded_loop(cond, body, carry, buffers, cast(int, self.bound))
         return loop(cond, body, carry, buffers, self.bound, self.slots)
 
 
@@ -133,8 +132,7 @@ def _slots(caller: str, checkpoints: Any, bound: int | None) -> int:
     if checkpoints is None:
         return default_slots(bound)
     if _is_all(checkpoints):
-        assert bound is not None
-        return max(bound, 1)
+        return max(cast(int, bound), 1)
     slots = a_count(caller, "checkpoints", checkpoints, 'or "all"')
     if slots < 1:
         raise ArgumentError(f"{caller}: `checkpoints` must be at least 1, but is {slots}.")

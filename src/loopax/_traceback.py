@@ -6,7 +6,7 @@ import types
 from ._jax import config
 
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 
 def hide_own_frames(error: BaseException) -> None:
@@ -24,7 +24,7 @@ def hide_own_frames(error: BaseException) -> None:
     kept: list[types.TracebackType] = []
     entry = error.__traceback__
     while entry is not None:
-        if os.path.dirname(entry.tb_frame.f_code.co_filename) != _HERE:
+        if not entry.tb_frame.f_code.co_filename.startswith(_HERE):
             kept.append(entry)
         entry = entry.tb_next
     chain: types.TracebackType | None = None

@@ -175,6 +175,7 @@ _HINT_WORDS = {
     SupportsIndex: "an integer",
     SupportsInt: "an integer",
     bool: "a boolean",
+    str: "a string",
     np.bool_: "a boolean",
     type(None): "None",
 }

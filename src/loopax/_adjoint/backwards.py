@@ -6,8 +6,7 @@ from .._jax import jnp
 from .derivative import Derivative, Point
 from .loop import Runs
 from .plan import Plan
-from .rows import read, write
-from .saving import room
+from .rows import read, room, write
 
 
 # Levels at which carries are saved, at most. With the square root of the number of steps two

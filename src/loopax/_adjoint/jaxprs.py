@@ -127,13 +127,20 @@ def rewritten(
 
 
 def without_callbacks(jaxpr: Any) -> Any:
-    """The jaxpr without what it prints, or has printed."""
+    """The jaxpr without what only has an effect outside, such as what it prints."""
     eqns: list[Any] = []
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in ("debug_callback", "debug_print"):
+        if eqn.primitive.name in _CALLBACKS:
+            if eqn.outvars:
+                raise NotImplementedError(
+                    "A loop whose body uses the result of `io_callback` cannot be "
+                    'differentiated, unless it is of kind="lax": its steps are run again, and '
+                    "would not get the same result again."
+                )
             continue
         inner = _called(eqn)
-        if inner is not None:
-            eqn = _calling(eqn, without_callbacks(inner))
-        eqns.append(eqn)
+        eqns.append(eqn if inner is None else _calling(eqn, without_callbacks(inner)))
     return jaxpr.replace(eqns=eqns)
+
+
+_CALLBACKS = {"debug_callback", "debug_print", "io_callback"}

@@ -3,14 +3,26 @@
 Transposed, from cotangents to cotangents, it is the same primitive with `transposed=True`.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .._jax import UndefinedPrimal, VmapAxis, instantiate_zeros, jnp, lax, primitive
+from .._jax import (
+    UndefinedPrimal,
+    VmapAxis,
+    Zero,
+    instantiate_zeros,
+    jnp,
+    lax,
+    make_jaxpr,
+    primitive,
+    typeof,
+)
 from .backwards import backwards
 from .derivative import Active, Derivative, Mapped, Point
 from .loop import Runs, compiled
-from .plan import Plan, cut, pick, put_in
+from .plan import Plan, cut, put_in
+from .rows import room
 
 
 class Linear(NamedTuple):
@@ -44,12 +56,12 @@ class Linear(NamedTuple):
         """How many operands are linear. They are the last."""
         return sum(self.active.counts(self.transposed))
 
-    def cotangent_shapes(self, consts: Sequence[Any]) -> list[tuple[int, ...]]:
-        """Of the constants that have a tangent. Each lane has its own cotangent of them."""
-        sizes = tuple(each.axis.size for each in reversed(self.mapped))
+    def cotangent_types(self, consts: Sequence[Any]) -> list[Any]:
+        """Those of the constants that have a tangent. Each lane has a cotangent of its own."""
+        sizes = tuple(each.axis.size for each in self.mapped)
         return [
-            (*sizes, *each.shape[sum(one.body_consts[place] for one in self.mapped) :])
-            for place, each in enumerate(consts)
+            _in_every_lane(aval, sum(each.body_consts[place] for each in self.mapped), sizes)
+            for place, aval in enumerate(consts)
             if self.active.consts[place]
         ]
 
@@ -61,10 +73,8 @@ def run_linear(*flat: Any, runs: Runs = compiled, **params: Any) -> list[Any]:
     derivative = Derivative(linear.body, linear.plan, linear.active, linear.mapped)
     total = jnp.max(point.steps[0])
     if linear.transposed:
-        consts = pick(point.body_consts, linear.active.consts)
-        shapes = linear.cotangent_shapes(point.body_consts)
-        none = [jnp.zeros(s, each.dtype) for s, each in zip(shapes, consts, strict=True)]
-        cotangents = (none, of_carry, of_buffers)
+        types = linear.cotangent_types([typeof(each) for each in point.body_consts])
+        cotangents = ([instantiate_zeros(Zero(each)) for each in types], of_carry, of_buffers)
         out = backwards(derivative, linear.plan, point, total, cotangents, runs)
         return [each for part in out for each in part]
 
@@ -90,13 +100,22 @@ def _types(*avals: Any, **params: Any) -> Any:
     point, (_, of_carry, of_buffers) = linear.cut(avals)
     if not linear.transposed:
         return [*of_carry, *of_buffers], set()
-    consts = pick(point.body_consts, linear.active.consts)
-    shapes = linear.cotangent_shapes(point.body_consts)
-    of_consts = [
-        each.to_tangent_aval().update(shape=shape)
-        for each, shape in zip(consts, shapes, strict=True)
-    ]
-    return [*of_consts, *of_carry, *of_buffers], set()
+    return [*linear.cotangent_types(point.body_consts), *of_carry, *of_buffers], set()
+
+
+@functools.lru_cache
+def _in_every_lane(aval: Any, axes: int, sizes: tuple[int, ...]) -> Any:
+    """The type of the tangent of a constant that has some axes of lanes, with all of them."""
+
+    def spread(value: Any) -> Any:
+        for _ in range(axes):
+            value = value[0]
+        for size in sizes:
+            value = room(value, size)
+        return value
+
+    aval = aval.to_tangent_aval().update(weak_type=False)
+    return aval if axes == len(sizes) else make_jaxpr(spread)(aval).out_avals[0]
 
 
 def _transpose(cotangents: Any, *flat: Any, **params: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from .. import _tree
+from .._errors import ArgumentError
 from .._jax import ShapedArray, VmapAxis, lax, primitive, typeof
 from .jaxprs import rearranged, trace
 from .lanes import in_lanes
@@ -46,6 +47,12 @@ def loop(
     if promoted is not carry:
         carry = promoted
         test, test_consts = trace(lambda *args: [cond(*args)], zero, carry, buffers)
+    for const in (*test_consts, *step_consts):
+        if hasattr(typeof(const), "inner_aval"):
+            raise ArgumentError(
+                'A loop of kind="checkpointed" has no use for mutable references: when it is '
+                'differentiated, its steps are run again. Those of kind="lax" may change them.'
+            )
     # What the body hands on as it is need not be saved.
     given = step.invars[len(step_consts) + 2 :][: len(carry)]
     fixed = [a is b for a, b in zip(given, step.outvars, strict=False)]

@@ -43,12 +43,24 @@ def write(buffer: Any, index: Any, row: Any, where: Any) -> Any:
 
 def no_rows(aval: Any, count: int) -> Any:
     """A buffer for so many rows of that type, all of them zero."""
-    shape = (count, *aval.shape)
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        data = eval_shape(random.key_data, jax.ShapeDtypeStruct(shape, aval.dtype))
+        shape = jax.ShapeDtypeStruct((count, *aval.shape), aval.dtype)
+        data = eval_shape(random.key_data, shape)
         zeros = jnp.zeros(data.shape, data.dtype)
         return random.wrap_key_data(zeros, impl=random.key_impl(aval))
-    return jnp.zeros(shape, aval.dtype)
+    return instantiate_zeros(Zero(room_type(aval, count)))
+
+
+def room(value: Any, count: int) -> Any:
+    """Room for so many values like it. Not zeros, so that it is of the same type to JAX."""
+    return jnp.broadcast_to(value, (count, *value.shape))
+
+
+@functools.lru_cache
+def room_type(aval: Any, count: int) -> Any:
+    """The type of room for so many values of a type, which also says how it is sharded."""
+    (out,) = make_jaxpr(functools.partial(room, count=count))(aval).out_avals
+    return out.update(weak_type=False)
 
 
 # The first `lead` axes of a buffer are those of `jax.vmap`; rows are numbered along the next.

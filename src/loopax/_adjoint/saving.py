@@ -1,17 +1,15 @@
 """`SAVING`: a loop that also returns the carries at some of its steps."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from .._jax import ShapedArray, VmapAxis, jnp, lax, primitive
-from .jaxprs import trace
 from .lanes import in_lanes
 from .loop import Runs, compiled, types
 from .plan import Plan, cut, operands_of
-from .rows import write
+from .rows import room, room_type, write
 from .steps import State, Steps
 
 
@@ -63,11 +61,6 @@ def _some_steps(
     return state, buffers
 
 
-def room(value: Any, count: int) -> Any:
-    """Room for so many values like it. Not zeros, so that it is of the same type to JAX."""
-    return jnp.broadcast_to(value, (count, *value.shape))
-
-
 def _save_online(
     steps: Steps, plan: Plan, state: State, saves: list[Any], runs: Runs
 ) -> list[Any]:
@@ -117,14 +110,8 @@ def cut_saved(plan: Plan, out: Sequence[Any]) -> list[list[Any]]:
 def _types(*avals: Any, cond: Any, body: Any, plan: Plan) -> Any:
     out, effects = types(*avals, cond=cond, body=body, plan=plan)
     number = ShapedArray((), np.dtype(np.int32))
-    saves = [_room_type(each, plan.slots) for each in operands_of(plan, avals).carry]
+    saves = [room_type(each, plan.slots) for each in operands_of(plan, avals).carry]
     return [*out, *([number] if plan.spacing is None else []), *saves], effects
-
-
-@functools.lru_cache
-def _room_type(aval: Any, count: int) -> Any:
-    jaxpr, _ = trace(functools.partial(room, count=count), aval)
-    return jaxpr.outvars[0].aval
 
 
 def _batch(axis: VmapAxis, flat: Any, axes: Any, *, cond: Any, body: Any, plan: Plan) -> Any:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from clients import on_loopax
 
 
-COMPILED, ROUNDS = 3, 15
+COMPILED, ROUNDS = 3, 101
 SIZE = 64
 
 
@@ -141,23 +141,28 @@ def main():
             for ours in order:
                 running[ours].append(timed(*programs[ours]))
 
-        def row(name, unit, value):
-            theirs, own = value(False), value(True)
-            ratio = own / theirs if theirs else float("nan")
-            print(f"  {name:<30}{theirs:>9.4g} {unit}{own:>9.4g} {unit}{ratio:>8.2f}")
-
         print(
             f"{program.__name__}, {steps} steps, apart by {max(jax.tree.leaves(errors)):.0e}",
             flush=True,
         )
-        for place, name in enumerate(("trace and lower", "compile")):
-            row(name, "s ", lambda ours, p=place: statistics.median(
-                times[p] for times in building[ours]
-            ))  # fmt: skip
-        row("temporary memory", "kB", lambda ours: (
-            programs[ours][0].memory_analysis().temp_size_in_bytes / 1000
-        ))  # fmt: skip
-        row("solve and gradient", "ms", lambda ours: 1000 * statistics.median(running[ours]))
+        executables = {ours: executable for ours, (executable, _) in programs.items()}
+        row("trace and lower", "s ", *medians(building, lambda times: times[0]))
+        row("compile", "s ", *medians(building, lambda times: times[1]))
+        row("temporary memory", "kB", *(temporary(executables[o]) for o in (False, True)))
+        row("solve and gradient", "ms", *medians(running, lambda time: 1000 * time))
+
+
+def medians(samples, value):
+    return [statistics.median(map(value, samples[ours])) for ours in (False, True)]
+
+
+def temporary(executable):
+    return executable.memory_analysis().temp_size_in_bytes / 1000
+
+
+def row(name, unit, theirs, ours):
+    ratio = ours / theirs
+    print(f"  {name:<30}{theirs:>9.4g} {unit}{ours:>9.4g} {unit}{ratio:>8.2f}")
 
 
 if __name__ == "__main__":

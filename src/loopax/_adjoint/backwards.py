@@ -1,11 +1,10 @@
 """How cotangents go through a loop, from its last step to its first."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._jax import jnp
 from .derivative import Derivative, Point
 from .loop import Runs
-from .plan import Plan
 from .rows import read, room, write
 
 
@@ -14,93 +13,115 @@ from .rows import read, room, write
 _LEVELS = 4
 
 
-def backwards(
-    steps: Derivative, plan: Plan, point: Point, total: Any, cotangents: Any, runs: Runs
-) -> Any:
-    """Takes the cotangents through all steps, from the last to the first."""
-    slots = plan.slots
-    spacing = point.spacing[0] if plan.spacing is None else plan.spacing
+class Stretch(NamedTuple):
+    """Some steps, with carries saved at equal distances.
 
-    def descend(
-        level: int, saves: Any, first: Any, count: Any, spacing: Any, bound: Any, state: Any
-    ) -> Any:
-        """Through `count` steps from `first` on, with carries saved every `spacing`."""
-        segments = -(-count // spacing)
+    - `first`, `count`: the number of the first step, and of how many steps there are.
+    - `saves`: the carries, from that before the first step on.
+    - `spacing`: how many steps there are from one to the next.
+    - `bound`: the greatest number of steps, if that is known.
+    """
+
+    first: Any
+    count: Any
+    saves: list[Any]
+    spacing: Any
+    bound: int | None
+
+
+class Backwards:
+    """Takes cotangents through the steps of a loop, from the last to the first.
+
+    - `slots`: how many carries to save at a level.
+    - `runs`: how to run the loops that this is made of.
+    """
+
+    def __init__(self, derivative: Derivative, point: Point, slots: int, runs: Runs):
+        self._derivative = derivative
+        self._point = point
+        self._slots = slots
+        self._runs = runs
+
+    def through(self, stretch: Stretch, cotangents: Any, level: int = 1) -> Any:
+        """The cotangents before the stretch, from those after it."""
+        first, count, saves, spacing, bound = stretch
 
         def segment(_: Any, carry: Any, buffers: Any) -> Any:
-            k, state = carry
-            k = k - 1
-            start = first + k * spacing
-            here = [read(each, k)[0] for each in saves]
-            steps_here = jnp.minimum(spacing, count - k * spacing)
+            left, cotangents = carry
+            k = left - 1
+            start, here = first + k * spacing, [read(each, k)[0] for each in saves]
+            steps = jnp.minimum(spacing, count - k * spacing)
             if _is_one(spacing):
-                state = steps.cotangents(point, start, here, state)
-            elif level == _LEVELS or slots == 1:
-                state = repeat(here, start, steps_here, spacing, state)
+                cotangents = self._derivative.cotangents(self._point, start, here, cotangents)
+            elif level == _LEVELS or self._slots == 1:
+                cotangents = self._repeatedly(here, start, steps, spacing, cotangents)
             else:
-                inner = _spacing_within(spacing, slots)
-                below = replay(here, start, steps_here, inner)
-                within = spacing if isinstance(spacing, int) else None
-                state = descend(level + 1, below, start, steps_here, inner, within, state)
-            return (k, state), buffers
+                within = self._replayed(here, start, steps, spacing)
+                cotangents = self.through(within, cotangents, level + 1)
+            return (k, cotangents), buffers
 
-        bound = slots if bound is None else min(slots, -(-bound // spacing))
-        (_, state), _ = runs(
-            lambda carry, _: carry[0] > 0, segment, (segments, state), [], bound
-        )
-        return state
+        most = self._slots if bound is None else min(self._slots, -(-bound // spacing))
+        segments = -(-count // spacing)
+        return self._countdown(segment, segments, cotangents, most)
 
-    def replay(here: Any, start: Any, count: Any, spacing: Any) -> Any:
-        """The carries every `spacing` steps, from one that was saved."""
+    def _replayed(self, here: Any, start: Any, count: Any, most: Any) -> Stretch:
+        """A stretch from one carry on, of `count` steps of at most `most`."""
+        spacing = -(-most // self._slots)
 
         def save(active: Any, carry: Any, saves: Any) -> Any:
-            t, here = advance(carry[1], start, carry[0], carry[0] + spacing, spacing)
+            t, here = carry
+            t, here = self._advanced(here, start, t, t + spacing, spacing)
             row = t // spacing
             saves = [write(s, row, x, active) for s, x in zip(saves, here, strict=True)]
             return (t, here), saves
 
         # The first is there already, and what comes after the last is not needed: where
         # `spacing` turns out to be one, no step is taken.
-        _, saves = runs(
+        _, saves = self._runs(
             lambda carry, _: carry[0] + spacing < count,
             save,
             (jnp.int32(0), here),
-            [room(each, slots) for each in here],
-            slots,
+            [room(each, self._slots) for each in here],
+            self._slots,
         )
-        return saves
+        return Stretch(start, count, saves, spacing, _if_known(most))
 
-    def advance(here: Any, start: Any, t: Any, stop: Any, most: Any) -> Any:
-        """The carry `stop` steps after `start`, from that `t` steps after."""
+    def _advanced(self, here: Any, start: Any, t: Any, stop: Any, most: Any) -> Any:
+        """`stop`, and the carry that many steps after `start`, from that `t` steps after."""
 
         def step(_: Any, carry: Any, buffers: Any) -> Any:
             t, here = carry
-            return (t + 1, steps.next_carry(point, start + t, here)), buffers
+            return (t + 1, self._derivative.next_carry(self._point, start + t, here)), buffers
 
         if _is_one(most):
             return step(True, (t, here), [])[0]
-        bound = most if isinstance(most, int) else None
-        carry, _ = runs(lambda carry, _: carry[0] < stop, step, (t, here), [], bound)
+        carry, _ = self._runs(
+            lambda carry, _: carry[0] < stop, step, (t, here), [], _if_known(most)
+        )
         return carry
 
-    def repeat(here: Any, start: Any, count: Any, most: Any, state: Any) -> Any:
+    def _repeatedly(self, here: Any, start: Any, count: Any, most: Any, cotangents: Any) -> Any:
         """Through some steps, each time from the one carry that is there."""
 
         def step(_: Any, carry: Any, buffers: Any) -> Any:
-            t, state = carry
-            _, there = advance(here, start, jnp.int32(0), t - 1, most)
-            return (t - 1, steps.cotangents(point, start + t - 1, there, state)), buffers
+            left, cotangents = carry
+            t = left - 1
+            _, there = self._advanced(here, start, jnp.int32(0), t, most)
+            new = self._derivative.cotangents(self._point, start + t, there, cotangents)
+            return (t, new), buffers
 
-        bound = most if isinstance(most, int) else None
-        (_, state), _ = runs(lambda carry, _: carry[0] > 0, step, (count, state), [], bound)
-        return state
+        return self._countdown(step, count, cotangents, _if_known(most))
 
-    return descend(1, point.saves, jnp.int32(0), total, spacing, plan.bound, cotangents)
+    def _countdown(self, step: Any, count: Any, cotangents: Any, bound: int | None) -> Any:
+        (_, cotangents), _ = self._runs(
+            lambda carry, _: carry[0] > 0, step, (count, cotangents), [], bound
+        )
+        return cotangents
+
+
+def _if_known(number: Any) -> int | None:
+    return number if isinstance(number, int) else None
 
 
 def _is_one(spacing: Any) -> bool:
     return isinstance(spacing, int) and spacing == 1
-
-
-def _spacing_within(spacing: Any, slots: int) -> Any:
-    return -(-spacing // slots)

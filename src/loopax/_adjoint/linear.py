@@ -18,7 +18,7 @@ from .._jax import (
     primitive,
     typeof,
 )
-from .backwards import backwards
+from .backwards import Backwards, Stretch
 from .derivative import Active, Derivative, Mapped, Point
 from .loop import Runs, compiled
 from .plan import Plan, cut, put_in
@@ -75,7 +75,11 @@ def run_linear(*flat: Any, runs: Runs = compiled, **params: Any) -> list[Any]:
     if linear.transposed:
         types = linear.cotangent_types([typeof(each) for each in point.body_consts])
         cotangents = ([instantiate_zeros(Zero(each)) for each in types], of_carry, of_buffers)
-        out = backwards(derivative, linear.plan, point, total, cotangents, runs)
+        plan = linear.plan
+        spacing = point.spacing[0] if plan.spacing is None else plan.spacing
+        every = Stretch(jnp.int32(0), total, point.saves, spacing, plan.bound)
+        back = Backwards(derivative, point, plan.slots, runs)
+        out = back.through(every, cotangents)
         return [each for part in out for each in part]
 
     def step(_: Any, state: Any, of_buffers: Any) -> Any:

@@ -93,13 +93,15 @@ class Backwards:
 
         def save(active: Any, carry: Any, saves: Any) -> Any:
             t, here = carry
+            t, here = self._advanced(here, start, t, t + spacing, spacing)
             row = t // spacing
             saves = [write(s, row, x, active) for s, x in zip(saves, here, strict=True)]
-            stop = jnp.minimum(t + spacing, count)
-            return self._advanced(here, start, t, stop, spacing), saves
+            return (t, here), saves
 
+        # The first is there already, and what comes after the last is not needed: where
+        # `spacing` turns out to be one, no step is taken.
         _, saves = self._runs(
-            lambda carry, _: carry[0] < count,
+            lambda carry, _: carry[0] + spacing < count,
             save,
             (jnp.int32(0), here),
             [room(each, self._slots) for each in here],

@@ -94,6 +94,10 @@ def _put(buffer: Any, index: Any, row: Any, lead: int) -> Any:
 
 
 def _add(buffer: Any, index: Any, row: Any, lead: int) -> Any:
+    if index.ndim == 0:
+        # As a scatter it stays apart from a write before it: see `_once`.
+        place = (*[slice(None)] * lead, index)
+        return buffer.at[place].add(row, mode="clip", unique_indices=True)
     if index.ndim <= lead:
         return _put(buffer, index, _take(buffer, index, lead) + row, lead)
 
@@ -103,6 +107,18 @@ def _add(buffer: Any, index: Any, row: Any, lead: int) -> Any:
     for _ in range(lead):
         one = vmap(one)
     return one(buffer, index, row)
+
+
+def _once(row: Any) -> Any:
+    """A row that was read, as a value that XLA computes once.
+
+    On CPU it repeats a read in all that uses the row. It does not see then that each of them
+    comes before the next write, and copies the buffer, at every step. What it does not repeat
+    is a division. This one is by one; what is not a number stays so.
+    """
+    if not jnp.issubdtype(row.dtype, jnp.floating):
+        return row
+    return row / jnp.where(row != row, 2, 1).astype(row.dtype)
 
 
 def masked(where: Any, new: Any, old: Any) -> Any:
@@ -115,7 +131,7 @@ def masked(where: Any, new: Any, old: Any) -> Any:
 
 
 def _run_read(buffer: Any, index: Any, *, lead: int) -> Any:
-    return [_take(buffer, index, lead), buffer]
+    return [_once(_take(buffer, index, lead)), buffer]
 
 
 def _read_types(buffer: Any, index: Any, *, lead: int) -> Any:
@@ -207,7 +223,7 @@ def _write_transpose(
     if isinstance(after, Zero):
         return [None] * 4
     before = of = None
-    old = _take(after, index, lead)
+    old = _once(_take(after, index, lead))
     nothing = jnp.zeros_like(old)
     if isinstance(row, UndefinedPrimal):
         of = masked(where, old, nothing)

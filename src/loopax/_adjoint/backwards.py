@@ -6,7 +6,7 @@ from .._jax import jnp
 from .derivative import Derivative, Point
 from .kept import Kept
 from .loop import Runs, default_slots
-from .rows import no_rows, read, room, write
+from .rows import no_rows, room, row_of, write
 
 
 # Levels at which carries are saved, at most. With the square root of the number of steps two
@@ -63,7 +63,7 @@ class Backwards:
         def segment(_: Any, carry: Any, buffers: Any) -> Any:
             left, cotangents = carry
             k = left - 1
-            start, here = first + k * spacing, [read(each, k)[0] for each in saves]
+            start, here = first + k * spacing, [row_of(each, k) for each in saves]
             steps = jnp.minimum(spacing, count - k * spacing)
             if kept is not None:
                 cotangents = kept.cotangents(start, here, cotangents)
@@ -120,7 +120,7 @@ class Backwards:
             start, steps = first + k * size, jnp.minimum(size, count - k * size)
 
             def keep(t: Any, _: Any) -> Any:
-                here = [read(each, k * size + t)[0] for each in saves]
+                here = [row_of(each, k * size + t) for each in saves]
                 return kept.residuals(start + t, here)
 
             within = self._kept_steps(kept, keep, [], start, steps, size)

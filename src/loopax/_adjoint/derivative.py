@@ -1,5 +1,6 @@
 """The steps of the derivative of a loop."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -84,18 +85,25 @@ class Derivative:
     def _counts(self, i: Any, steps: Any) -> Any:
         return i < steps[0] if self._masked else np.bool_(True)
 
-    def tangents(self, point: Point, i: Any, carry: Any, tangents: Any) -> Any:
-        """The carry, and the tangents, after step `i`."""
-        step: Any = self._tangents
+    def tangents(self, point: Point, i: Any, active: Any, carry: Any, tangents: Any) -> Any:
+        """The carry, and the tangents, after step `i`, if that counts."""
+        step: Any = functools.partial(self._tangents, active)
         for each in self.mapped:
             c, s, x, b, t = in_axes(each)
             step = each.axis.vmap(step, (c, None, s, x, b, [t, 0, 0]), (x, 0, 0))
         return step(point.body_consts, i, point.steps, carry, point.buffers, tangents)
 
     def _tangents(
-        self, consts: Any, i: Any, steps: Any, carry: Any, buffers: Any, tangents: Any
+        self,
+        active: Any,
+        consts: Any,
+        i: Any,
+        steps: Any,
+        carry: Any,
+        buffers: Any,
+        tangents: Any,
     ) -> Any:
-        active = self._counts(i, steps)
+        active = active & self._counts(i, steps)
         run, at = self._restricted(consts, i, active, carry, buffers)
         (new, *_), (_, moved, moved_rows) = jvp(run, at, tuple(tangents))
         if self._masked:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from .._jax import ClosedJaxpr, Literal, make_jaxpr
+from .._jax import ClosedJaxpr, Jaxpr, Literal, make_jaxpr
 
 
 def trace(function: Callable[..., Any], *arguments: Any) -> tuple[Any, list[Any]]:
@@ -128,7 +128,12 @@ def rewritten(
 
 def without_callbacks(jaxpr: Any) -> Any:
     """The jaxpr without what only has an effect outside, such as what it prints."""
-    eqns: list[Any] = []
+    effects = _effects_of_callbacks(jaxpr)
+    return _silent(jaxpr, effects) if effects else jaxpr
+
+
+def _effects_of_callbacks(jaxpr: Any) -> set[Any]:
+    effects: set[Any] = set()
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _CALLBACKS:
             if eqn.outvars:
@@ -137,10 +142,41 @@ def without_callbacks(jaxpr: Any) -> Any:
                     'differentiated, unless it is of kind="lax": its steps are run again, and '
                     "would not get the same result again."
                 )
-            continue
-        inner = _called(eqn)
-        eqns.append(eqn if inner is None else _calling(eqn, without_callbacks(inner)))
-    return jaxpr.replace(eqns=eqns)
+            effects |= eqn.effects
+        for inner in _jaxprs(list(eqn.params.values())):
+            effects |= _effects_of_callbacks(inner)
+    return effects
+
+
+def _silent(value: Any, effects: set[Any]) -> Any:
+    """A jaxpr, or several of them in a parameter, without callbacks and their effects."""
+    if isinstance(value, (tuple, list)):
+        return type(value)([_silent(each, effects) for each in value])
+    if isinstance(value, ClosedJaxpr) and value.jaxpr is not value:
+        return value.replace(jaxpr=_silent(value.jaxpr, effects))
+    if not isinstance(value, Jaxpr):
+        return value
+    eqns = [eqn for eqn in value.eqns if eqn.primitive.name not in _CALLBACKS]
+    return value.replace(
+        eqns=[_with_parameters(eqn, effects) if eqn.effects & effects else eqn for eqn in eqns],
+        effects=value.effects - effects,
+    )
+
+
+def _with_parameters(eqn: Any, effects: set[Any]) -> Any:
+    params = {
+        name: _silent(value, effects) if _jaxprs(value) else value
+        for name, value in eqn.params.items()
+    }
+    return eqn.replace(params=params, effects=eqn.effects - effects)
+
+
+def _jaxprs(value: Any) -> list[Any]:
+    """The jaxprs in a parameter of an equation."""
+    if isinstance(value, (tuple, list)):
+        return [inner for each in value for inner in _jaxprs(each)]
+    inner = getattr(value, "jaxpr", value) if isinstance(value, ClosedJaxpr) else value
+    return [inner] if isinstance(inner, Jaxpr) else []
 
 
 _CALLBACKS = {"debug_callback", "debug_print", "io_callback"}

@@ -84,10 +84,10 @@ def run_linear(*flat: Any, runs: Runs = compiled, **params: Any) -> list[Any]:
         out = back.through(every, cotangents)
         return [each for part in out for each in part]
 
-    def step(_: Any, state: Any, of_buffers: Any) -> Any:
+    def step(active: Any, state: Any, of_buffers: Any) -> Any:
         i, carry, of_carry = state
         tangents = [of_consts, of_carry, of_buffers]
-        carry, of_carry, of_buffers = derivative.tangents(point, i, carry, tangents)
+        carry, of_carry, of_buffers = derivative.tangents(point, i, active, carry, tangents)
         return (i + 1, carry, of_carry), of_buffers
 
     first = [each[0] for each in point.saves]

@@ -26,7 +26,7 @@ def run_saving(
 
     def save(active: Any, state: State, both: Any) -> Any:
         buffers, saves = both[: plan.buffers], both[plan.buffers :]
-        state = state._replace(active=state.active & active)
+        state = state.where(active)
         row = state.i // spacing
         saves = [write(s, row, x, active) for s, x in zip(saves, state.carry, strict=True)]
         state, buffers = _some_steps(steps, state, buffers, spacing, spacing, runs)
@@ -47,8 +47,8 @@ def _some_steps(
         return steps.step(state, buffers)
     stop = state.i + count
 
-    def step(_: Any, state: Any, buffers: Any) -> Any:
-        return steps.step(state, buffers)
+    def step(active: Any, state: Any, buffers: Any) -> Any:
+        return steps.step(state.where(active), buffers)
 
     return runs(lambda state, _: (state.i < stop) & state.is_going, step, state, buffers, bound)
 
@@ -69,8 +69,9 @@ def _save_online(
     def keep(saves: Any) -> Any:
         return saves
 
-    def save(_: Any, carry: Any, buffers: Any) -> Any:
+    def save(active: Any, carry: Any, buffers: Any) -> Any:
         state, saves, taken, spacing = carry
+        state = state.where(active)
         is_full = taken == slots
         saves = lax.cond(is_full, thin, keep, saves)
         taken = jnp.where(is_full, slots // 2, taken)

@@ -28,6 +28,10 @@ class State(NamedTuple):
     def is_going(self) -> Any:
         return jnp.any(self.active)
 
+    def where(self, active: Any) -> "State":
+        """The state, for steps that count only where this holds."""
+        return self._replace(active=self.active & active)
+
 
 class Steps:
     """The steps of the loop with these jaxprs and operands."""

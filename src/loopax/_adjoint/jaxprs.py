@@ -1,7 +1,7 @@
 """What is asked of a jaxpr, and done to it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -151,7 +151,8 @@ def _effects_of_callbacks(jaxpr: Any) -> set[Any]:
 def _silent(value: Any, effects: set[Any]) -> Any:
     """A jaxpr, or several of them in a parameter, without callbacks and their effects."""
     if isinstance(value, (tuple, list)):
-        return type(value)([_silent(each, effects) for each in value])
+        silent = [_silent(each, effects) for each in cast(Any, value)]
+        return tuple(silent) if isinstance(value, tuple) else silent
     if isinstance(value, ClosedJaxpr) and value.jaxpr is not value:
         return value.replace(jaxpr=_silent(value.jaxpr, effects))
     if not isinstance(value, Jaxpr):
@@ -174,7 +175,7 @@ def _with_parameters(eqn: Any, effects: set[Any]) -> Any:
 def _jaxprs(value: Any) -> list[Any]:
     """The jaxprs in a parameter of an equation."""
     if isinstance(value, (tuple, list)):
-        return [inner for each in value for inner in _jaxprs(each)]
+        return [inner for each in cast(Any, value) for inner in _jaxprs(each)]
     inner = getattr(value, "jaxpr", value) if isinstance(value, ClosedJaxpr) else value
     return [inner] if isinstance(inner, Jaxpr) else []
 

@@ -39,8 +39,11 @@ def bounded_loop(
     def skip(state: Any, _: None) -> Any:
         return state, None
 
-    def if_active(step: Any) -> Any:
-        return lambda state, _: lax.cond(state[1], step, skip, state, None)
+    def if_active(step: Any) -> Callable[[Any, None], Any]:
+        def run(state: Any, _: None) -> Any:
+            return lax.cond(state[1], step, skip, state, None)
+
+        return run
 
     zero = jnp.int32(0)
     state = (zero, cond(zero, carry, buffers), list(carry), list(carry), list(buffers))

@@ -15,11 +15,11 @@ from ._body import Body, Step, body_for, merge_output
 from ._boundary import public
 from ._buffers import Loan, places, unwoven, woven
 from ._call import Call, Operands, as_tree
-from ._errors import no_unroll, not_a_pair, not_a_predicate
+from ._errors import ArgumentError, no_unroll, not_a_pair, not_a_predicate
 from ._jax import combine, config, eval_jaxpr, jnp, lax
 from ._kinds import Kind, compiled, kind_of
 from ._split import Arrays, split, split_held
-from ._static import is_scalar
+from ._static import is_reference, is_scalar
 
 
 Carry = TypeVar("Carry")
@@ -153,9 +153,16 @@ def filter_scan(
     inputs = Operands(split(sliced, trace_numbers))
     call = Call("filter_scan", f, trace_numbers, state, inputs)
     body = body_for(_step, call)
+    plain = how.name == "lax" and until is None
+    if not plain and any(map(is_reference, inputs.arrays)):
+        raise ArgumentError(
+            "filter_scan: only `jax.lax.scan` goes over mutable references, which is what "
+            '`xs` holds, so that `kind` must be "lax", and `until` None.'
+        )
     with contextlib.ExitStack() as stack:
         stack.enter_context(body.during(call))
-        if not steps or (how.name == "lax" and until is None):
+        # Where there are no steps, or no number of them, it is for `lax` to say so.
+        if plain or not steps:
             out, ys = lax.scan(
                 body,
                 body.argument(state),
@@ -166,7 +173,7 @@ def filter_scan(
             )
             out = out.arrays
         else:
-            if not isinstance(unroll, int) or unroll != 1:
+            if unroll is True or int(unroll) != 1:
                 raise no_unroll("filter_scan", how.name)
             at = places("filter_scan", buffers, carry.static)
             bodies, stops = [body], []

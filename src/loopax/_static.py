@@ -27,6 +27,11 @@ _NEVER_VALUES = (str, bytes, type, types.FunctionType, types.MethodType)
 _refused: "weakref.WeakSet[type]" = weakref.WeakSet()
 
 
+def is_reference(value: Any) -> bool:
+    """Whether a value that JAX knows is a mutable reference."""
+    return hasattr(jax.typeof(value), "inner_aval")
+
+
 def is_number(leaf: Any) -> bool:
     """Whether `leaf` is one of Python's own numbers or booleans."""
     # NumPy and JAX have subclasses of these, with a dtype.

@@ -8,6 +8,7 @@ import numpy as np
 from .. import _tree
 from .._errors import ArgumentError
 from .._jax import ShapedArray, VmapAxis, lax, primitive, typeof
+from .._static import is_reference
 from .jaxprs import rearranged, trace
 from .lanes import in_lanes
 from .plan import Plan, cut, operands_of, pick, put_in
@@ -48,7 +49,7 @@ def loop(
         carry = promoted
         test, test_consts = trace(lambda *args: [cond(*args)], zero, carry, buffers)
     for const in (*test_consts, *step_consts):
-        if hasattr(typeof(const), "inner_aval"):
+        if is_reference(const):
             raise ArgumentError(
                 'A loop of kind="checkpointed" has no use for mutable references: when it is '
                 'differentiated, its steps are run again. Those of kind="lax" may change them.'

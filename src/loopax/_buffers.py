@@ -76,6 +76,8 @@ class Buffer:
     def __getitem__(self, index: Any) -> Any:
         place = _row_number(self, index)
         self._check_latest()
+        if not len(self):
+            raise ArgumentError("buffer[i]: the buffer has no rows.")
         row, self._latest.array = read(self._latest.array, _clipped(place, len(self)))
         return row
 
@@ -95,6 +97,8 @@ class Buffer:
                 f"buffer.at[i].set: a row has the shape {self.shape[1:]}, and the value is "
                 f"{type_text(jax.typeof(row))}."
             ) from None
+        if not len(self):
+            return self
         inside = (place >= 0) & (place < len(self))
         where = self._active & inside if where is None else self._active & inside & where
         latest = self._latest
@@ -274,6 +278,11 @@ class Loan:
 
     def _lend(self, value: Any) -> Any:
         array, mask = _tree.leaves(value) if _is_buffer(value) else (value, None)
+        if not jnp.ndim(array):
+            raise ArgumentError(
+                f"{self._caller}: `buffers` picked {type_text(jax.typeof(array))}, which has no "
+                "rows. A buffer has an axis along which they are numbered."
+            )
         self._outer.append(mask)
         return Buffer(array, self._active if mask is None else self._active & mask)
 

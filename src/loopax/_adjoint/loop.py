@@ -1,5 +1,6 @@
 """`LOOP`: a while loop, as a primitive that can be differentiated."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -206,10 +207,14 @@ def differentiable(
     return treedef.unflatten(leaves), buffers
 
 
-# How many carries a loop without a bound saves, if nothing is said.
-_SLOTS = 32
+# How many carries a loop without a bound saves, if nothing is said; and one with a bound that
+# is there only for form's sake, with which two levels would be a waste.
+_SLOTS, _MOST_SLOTS = 32, 1024
 
 
 def default_slots(bound: int | None) -> int:
-    """About the square root of the number of steps."""
-    return _SLOTS if bound is None else max(int(np.ceil(np.sqrt(bound))), 1)
+    """About the square root of the number of steps, or the cube root if there are very many."""
+    if bound is None:
+        return _SLOTS
+    root = math.isqrt(max(bound, 1) - 1) + 1
+    return min(root, max(_MOST_SLOTS, math.ceil(bound ** (1 / 3))))

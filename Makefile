@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs
+.PHONY: demo test lint docs benchmark
 
 demo: $(VENV)/examples.ok
 	$(BIN)/python examples/demo.py
@@ -21,6 +21,10 @@ $(VENV)/%.ok: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	touch $@
+
+benchmark: $(VENV)/benchmarks.ok
+	$(BIN)/python benchmarks/reverse.py
+	$(BIN)/python benchmarks/clients.py
 
 docs: $(VENV)/docs.ok
 	$(BIN)/mkdocs build --strict

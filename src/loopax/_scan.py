@@ -254,7 +254,7 @@ def _run(
             out = eval_jaxpr(jaxpr, (), *consts, active, *carry, *buffers, *rows)
         carry, buffers, new = cut(out, *counts, len(ys))
         ys = [
-            write(each, place, jnp.asarray(row), active)
+            write(each, place, jnp.asarray(row), active, fresh=True)
             for each, row in zip(ys, new, strict=True)
         ]
         return carry, [*buffers, *(each for _, each in pairs), *ys]

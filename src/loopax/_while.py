@@ -117,9 +117,10 @@ def filter_while_loop(
         - `"bounded"`: as a scan of `max_steps` steps, of which those after the end are
             skipped. Slower; for when the derivatives of JAX's own primitives are wanted.
     - `checkpoints`: how many carries a `"checkpointed"` loop saves: an integer, or `"all"`.
-        By default the square root of `max_steps`, with which each step is computed twice in
-        all, and once more to be differentiated. The fewer there are, the more often. The
-        backward pass holds as many again at a time.
+        By default the square root of `max_steps`, with which each step is computed two or
+        three times in all. The fewer there are, the more often. The backward pass holds as
+        many again at a time, and twice that where a step needs little more to be
+        differentiated.
     - `buffers`: picks arrays out of the carry that are buffers of rows, one or several, such as
         `lambda carry: carry.history`. Each row is written once, and read only after that. The
         body gets a [`loopax.Buffer`][] for each, and their gradient takes time in proportion

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .._jax import checkpoint, jnp, lax
+from .._jax import checkpoint, jnp, lax, make_jaxpr
 from .rows import masked
 
 
@@ -18,37 +18,42 @@ def bounded_loop(
 ) -> tuple[list[Any], list[Any]]:
     """As `_adjoint.loop`, as a scan of scans, of which the inner are checkpointed.
 
-    Memory for the backward pass is that of about twice the square root of `bound` carries.
-    When the loop has ended, what is left of the scans is skipped.
+    Memory for the backward pass is that of about the square root of `bound` carries, and of
+    what as many steps leave behind. When the loop has ended, the outer scan skips the rest.
     """
     if bound == 0:
         return list(carry), list(buffers)
     inner = int(np.ceil(np.sqrt(bound)))
     outer = -(-bound // inner)
 
-    def step(state: Any) -> Any:
+    def step(state: Any, _: None) -> Any:
         i, active, carry, last, buffers = state
-        last, buffers = body(i, active, carry, buffers)
+        new, buffers = body(i, active, carry, buffers)
+        last = [masked(active, a, b) for a, b in zip(new, last, strict=True)]
         go = active & cond(i + 1, last, buffers) & (i + 1 < bound)
-        # Under `jax.vmap` both sides of a branch are run. A lane that has stopped runs its
-        # last step again, for which the body is known to be defined, so that no derivative
-        # of it is infinite.
+        # When the loop has ended, its last step is run again, for which the body is known to
+        # be defined, so that no derivative of it is infinite.
         carry = [masked(go, a, b) for a, b in zip(last, carry, strict=True)]
-        return i + 1, go, carry, last, buffers
+        return (i + 1, go, carry, last, buffers), None
 
-    def skip(state: Any) -> Any:
-        return state
+    def skip(state: Any, _: None) -> Any:
+        return state, None
 
-    def if_active(step: Callable[..., Any]) -> Callable[..., Any]:
+    def if_active(step: Any) -> Callable[[Any, None], Any]:
         def run(state: Any, _: None) -> Any:
-            return lax.cond(state[1], step, skip, state), None
+            return lax.cond(state[1], step, skip, state, None)
 
         return run
 
-    def steps(state: Any) -> Any:
-        return lax.scan(if_active(step), state, None, length=inner)[0]
-
     zero = jnp.int32(0)
     state = (zero, cond(zero, carry, buffers), list(carry), list(carry), list(buffers))
+    # What a step does outside must not be done once more. A branch at each step would have
+    # each leave behind a copy of all that the body closes over.
+    has_effects = bool(make_jaxpr(step)(state, None).effects)
+    each = if_active(step) if has_effects else step
+
+    def steps(state: Any, _: None) -> Any:
+        return lax.scan(each, state, None, length=inner)[0], None
+
     (_, _, _, last, full), _ = lax.scan(if_active(checkpoint(steps)), state, None, length=outer)
     return last, full

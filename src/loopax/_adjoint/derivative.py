@@ -62,15 +62,15 @@ class Derivative:
         self._body = body
         self._plan = plan
         self._active = active
-        self._mapped = mapped
+        self.mapped = mapped
         # Without lanes every step counts that is taken.
         self._masked = bool(plan.lanes) or any(each.steps for each in mapped)
 
     def next_carry(self, point: Point, i: Any, carry: Any) -> list[Any]:
         """The carry after step `i`; of a lane for which that is the last, the one before."""
         step: Any = self._next_carry
-        for each in self._mapped:
-            c, s, x, b, _ = _in_axes(each)
+        for each in self.mapped:
+            c, s, x, b, _ = in_axes(each)
             step = each.axis.vmap(step, (c, None, s, x, b), x)
         return step(point.body_consts, i, point.steps, carry, point.buffers)
 
@@ -88,8 +88,8 @@ class Derivative:
     def tangents(self, point: Point, i: Any, active: Any, carry: Any, tangents: Any) -> Any:
         """The carry, and the tangents, after step `i`, if that counts."""
         step: Any = functools.partial(self._tangents, active)
-        for each in self._mapped:
-            c, s, x, b, t = _in_axes(each)
+        for each in self.mapped:
+            c, s, x, b, t = in_axes(each)
             step = each.axis.vmap(step, (c, None, s, x, b, [t, 0, 0]), (x, 0, 0))
         return step(point.body_consts, i, point.steps, carry, point.buffers, tangents)
 
@@ -115,26 +115,41 @@ class Derivative:
     def cotangents(self, point: Point, i: Any, carry: Any, cotangents: Any) -> Any:
         """The cotangents before step `i`; those of the constants are added up."""
         step: Any = self._cotangents
-        for each in self._mapped:
-            c, s, x, b, _ = _in_axes(each)
+        for each in self.mapped:
+            c, s, x, b, _ = in_axes(each)
             step = each.axis.vmap(step, (c, None, s, x, b, 0), 0)
         return step(point.body_consts, i, point.steps, carry, point.buffers, cotangents)
 
     def _cotangents(
         self, consts: Any, i: Any, steps: Any, carry: Any, buffers: Any, cotangents: Any
     ) -> Any:
-        of_consts, of_carry, of_buffers = cotangents
+        pull, _ = self.pullback(consts, i, steps, carry, buffers)
+        return self.pulled(pull, i, steps, cotangents)
+
+    def pullback(
+        self, consts: Any, i: Any, steps: Any, carry: Any, buffers: Any
+    ) -> tuple[Any, list[Any]]:
+        """The transposed derivative of step `i`, as JAX has it, and the carry after it."""
         active = self._counts(i, steps)
         run, at = self._restricted(consts, i, active, carry, buffers)
 
-        def linear_part(*some: Any) -> Any:
-            return run(*some)[1:]
+        def split(*some: Any) -> Any:
+            new, *linear = run(*some)
+            return linear, new
 
-        _, pull = vjp(linear_part, *at)
-        given = of_carry
+        _, pull, new = vjp(split, *at, has_aux=True)
+        if self._masked:
+            goes_on = self._counts(i + 1, steps)
+            new = [masked(goes_on, a, b) for a, b in zip(new, carry, strict=True)]
+        return pull, new
+
+    def pulled(self, pull: Any, i: Any, steps: Any, cotangents: Any) -> Any:
+        """The cotangents before step `i`, from what `pullback` returned."""
+        of_consts, of_carry, of_buffers = cotangents
+        active, given = self._counts(i, steps), of_carry
         if self._masked:
             given = [masked(active, each, jnp.zeros_like(each)) for each in of_carry]
-        more, new, of_buffers = pull((given, of_buffers))
+        more, new, of_buffers = pull([given, of_buffers])
         if self._masked:
             new = [masked(active, a, b) for a, b in zip(new, of_carry, strict=True)]
         of_consts = [a + b for a, b in zip(of_consts, more, strict=True)]
@@ -168,7 +183,7 @@ class Derivative:
         )
 
 
-def _in_axes(mapped: Mapped) -> tuple[Any, ...]:
+def in_axes(mapped: Mapped) -> tuple[Any, ...]:
     def axes(marks: Any) -> Any:
         return [0 if mark else None for mark in marks]
 

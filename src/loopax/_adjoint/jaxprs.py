@@ -1,7 +1,7 @@
 """What is asked of a jaxpr, and done to it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -163,7 +163,8 @@ def _effects_of_callbacks(jaxpr: Any) -> set[Any]:
 def _silent(value: Any, effects: set[Any]) -> Any:
     """A jaxpr, or several of them in a parameter, without callbacks and their effects."""
     if isinstance(value, (tuple, list)):
-        return type(value)([_silent(each, effects) for each in value])
+        silent = [_silent(each, effects) for each in cast(Any, value)]
+        return tuple(silent) if isinstance(value, tuple) else silent
     if isinstance(value, ClosedJaxpr) and value.jaxpr is not value:
         return value.replace(jaxpr=_silent(value.jaxpr, effects))
     if not isinstance(value, Jaxpr):
@@ -186,9 +187,53 @@ def _with_parameters(eqn: Any, effects: set[Any]) -> Any:
 def _jaxprs(value: Any) -> list[Any]:
     """The jaxprs in a parameter of an equation."""
     if isinstance(value, (tuple, list)):
-        return [inner for each in value for inner in _jaxprs(each)]
+        return [inner for each in cast(Any, value) for inner in _jaxprs(each)]
     inner = getattr(value, "jaxpr", value) if isinstance(value, ClosedJaxpr) else value
     return [inner] if isinstance(inner, Jaxpr) else []
 
 
 _CALLBACKS = {"debug_callback", "debug_print", "io_callback"}
+
+
+def spared(jaxpr: Any, count: int) -> tuple[list[Any], Any]:
+    """What to keep of the first `count` outputs, and the jaxpr that makes all of them of it.
+
+    An output that is one elementwise operation away from others is made anew of those.
+    """
+    outs = [var for var in jaxpr.outvars[:count] if not isinstance(var, Literal)]
+    made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    kept = dict.fromkeys(outs)
+    eqns: list[Any] = []
+    for var in dict.fromkeys(outs):
+        eqn = made_by.get(var)
+        if eqn is None or eqn.primitive.name not in _ELEMENTWISE:
+            continue
+        others = [atom for atom in eqn.invars if not isinstance(atom, Literal)]
+        if all(atom in kept and atom is not var for atom in others):
+            del kept[var]
+            eqns.append(eqn)
+    anew = rearranged(jaxpr.replace(eqns=eqns), list(kept), jaxpr.outvars[:count])
+    return list(kept), anew
+
+
+_ELEMENTWISE = {
+    "abs",
+    "add",
+    "convert_element_type",
+    "eq",
+    "ge",
+    "gt",
+    "integer_pow",
+    "le",
+    "lt",
+    "max",
+    "min",
+    "mul",
+    "ne",
+    "neg",
+    "not",
+    "select_n",
+    "sign",
+    "square",
+    "sub",
+}

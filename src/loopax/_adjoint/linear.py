@@ -20,6 +20,7 @@ from .._jax import (
 )
 from .backwards import Backwards, Stretch
 from .derivative import Active, Derivative, Mapped, Point
+from .kept import Kept
 from .loop import Runs, compiled
 from .plan import Plan, cut, put_in
 from .rows import room
@@ -78,7 +79,8 @@ def run_linear(*flat: Any, runs: Runs = compiled, **params: Any) -> list[Any]:
         plan = linear.plan
         spacing = point.spacing[0] if plan.spacing is None else plan.spacing
         every = Stretch(jnp.int32(0), total, point.saves, spacing, plan.bound)
-        back = Backwards(derivative, point, plan.slots, runs)
+        kept = _kept(derivative, point, plan) if runs is compiled else None
+        back = Backwards(derivative, point, plan.slots, runs, kept)
         out = back.through(every, cotangents)
         return [each for part in out for each in part]
 
@@ -97,6 +99,23 @@ def run_linear(*flat: Any, runs: Runs = compiled, **params: Any) -> list[Any]:
         linear.plan.bound,
     )
     return [*of_carry, *of_buffers]
+
+
+# A step may leave behind so many times what its carry takes, to be kept rather than computed
+# again. A tanh of a linear map leaves two carries; deep networks far more.
+_WORTH_KEEPING = 2
+
+
+def _kept(derivative: Derivative, point: Point, plan: Plan) -> Kept | None:
+    if plan.spacing is None:
+        return None
+    kept = Kept(derivative, point)
+    carry = sum(_bytes(typeof(each)) for each in point.saves) / plan.slots
+    return kept if sum(map(_bytes, kept.types)) <= _WORTH_KEEPING * carry else None
+
+
+def _bytes(aval: Any) -> int:
+    return aval.size * aval.dtype.itemsize
 
 
 def _types(*avals: Any, **params: Any) -> Any:

@@ -35,9 +35,18 @@ def read(buffer: Any, index: Any) -> tuple[Any, Any]:
     return tuple(_read.bind(buffer, index, lead=0))
 
 
-def write(buffer: Any, index: Any, row: Any, where: Any) -> Any:
-    """The buffer with a row replaced where `where` holds."""
-    (out,) = _write.bind(buffer, index, row, where, lead=0, done=False)
+def row_of(array: Any, index: Any) -> Any:
+    """A row of an array that does not change."""
+    return _at(array, index, axis=0)
+
+
+def write(buffer: Any, index: Any, row: Any, where: Any, *, fresh: bool = False) -> Any:
+    """The buffer with a row replaced where `where` holds.
+
+    `fresh`: what the buffer held at first has no tangent. Then there is no need to see to it
+    that the cotangent of what is replaced is zero.
+    """
+    (out,) = _write.bind(buffer, index, row, where, lead=0, done=False, fresh=fresh)
     return out
 
 
@@ -68,13 +77,15 @@ def room_type(aval: Any, count: int) -> Any:
 # after them: several reads of the same buffer. So are the masks of a write.
 
 
+# Indices are not negative, which saves looking whether they are at every step.
+_at = functools.partial(lax.dynamic_index_in_dim, keepdims=False, allow_negative_indices=False)
+_updated = functools.partial(lax.dynamic_update_index_in_dim, allow_negative_indices=False)
+
+
 def _take(buffer: Any, index: Any, lead: int) -> Any:
     if index.ndim == 0:
-        return lax.dynamic_index_in_dim(buffer, index, lead, keepdims=False)
-
-    def one(buffer: Any, index: Any) -> Any:
-        return lax.dynamic_index_in_dim(buffer, index, 0, keepdims=False)
-
+        return _at(buffer, index, axis=lead)
+    one = functools.partial(_at, axis=0)
     for _ in range(index.ndim - lead):
         one = vmap(one, in_axes=(None, 0))
     for _ in range(lead):
@@ -84,17 +95,18 @@ def _take(buffer: Any, index: Any, lead: int) -> Any:
 
 def _put(buffer: Any, index: Any, row: Any, lead: int) -> Any:
     if index.ndim == 0:
-        return lax.dynamic_update_index_in_dim(buffer, row, index, lead)
-
-    def one(buffer: Any, index: Any, row: Any) -> Any:
-        return lax.dynamic_update_index_in_dim(buffer, row, index, 0)
-
+        return _updated(buffer, row, index, axis=lead)
+    one = functools.partial(_updated, axis=0)
     for _ in range(lead):
         one = vmap(one)
-    return one(buffer, index, row)
+    return one(buffer, row, index)
 
 
 def _add(buffer: Any, index: Any, row: Any, lead: int) -> Any:
+    if index.ndim == 0:
+        # As a scatter it stays apart from a write before it: see `_once`.
+        place = (*[slice(None)] * lead, index)
+        return buffer.at[place].add(row, mode="clip", unique_indices=True)
     if index.ndim <= lead:
         return _put(buffer, index, _take(buffer, index, lead) + row, lead)
 
@@ -104,6 +116,18 @@ def _add(buffer: Any, index: Any, row: Any, lead: int) -> Any:
     for _ in range(lead):
         one = vmap(one)
     return one(buffer, index, row)
+
+
+def _once(row: Any) -> Any:
+    """A row that was read, as a value that XLA computes once.
+
+    On CPU it repeats a read in all that uses the row. It does not see then that each of them
+    comes before the next write, and copies the buffer, at every step. What it does not repeat
+    is a division. This one is by one; what is not a number stays so.
+    """
+    if not jnp.issubdtype(row.dtype, jnp.floating):
+        return row
+    return row / jnp.where(row != row, 2, 1).astype(row.dtype)
 
 
 def masked(where: Any, new: Any, old: Any) -> Any:
@@ -116,7 +140,7 @@ def masked(where: Any, new: Any, old: Any) -> Any:
 
 
 def _run_read(buffer: Any, index: Any, *, lead: int) -> Any:
-    return [_take(buffer, index, lead), buffer]
+    return [_once(_take(buffer, index, lead)), buffer]
 
 
 def _read_types(buffer: Any, index: Any, *, lead: int) -> Any:
@@ -179,45 +203,60 @@ set_jvp(_read, _read_jvp)
 # -- write -------------------------------------------------------------------------------
 
 
-def _run_write(buffer: Any, index: Any, row: Any, where: Any, *, lead: int, done: bool) -> Any:
+def _run_write(
+    buffer: Any, index: Any, row: Any, where: Any, *, lead: int, done: bool, fresh: bool
+) -> Any:
     if done:
         return [buffer]
     return [_put(buffer, index, masked(where, row, _take(buffer, index, lead)), lead)]
 
 
 def _write_types(
-    buffer: Any, index: Any, row: Any, where: Any, *, lead: int, done: bool
+    buffer: Any, index: Any, row: Any, where: Any, *, lead: int, done: bool, fresh: bool
 ) -> Any:
     return [buffer], set()
 
 
-def _write_jvp(primals: Any, tangents: Any, *, lead: int, done: bool) -> Any:
+def _write_jvp(primals: Any, tangents: Any, *, lead: int, done: bool, fresh: bool) -> Any:
     buffer, index, row, where = primals
-    out = _write.bind(buffer, index, row, where, lead=lead, done=done)
+    out = _write.bind(buffer, index, row, where, lead=lead, done=done, fresh=fresh)
     into, _, of, _ = tangents
     if isinstance(into, Zero) and isinstance(of, Zero):
         return out, [into]
     into, of = instantiate_zeros(into), instantiate_zeros(of)
-    return out, _write.bind(into, index, of, where, lead=lead, done=False)
+    return out, _write.bind(into, index, of, where, lead=lead, done=False, fresh=fresh)
 
 
 def _write_transpose(
-    cotangents: Any, buffer: Any, index: Any, row: Any, where: Any, *, lead: int, done: bool
+    cotangents: Any,
+    buffer: Any,
+    index: Any,
+    row: Any,
+    where: Any,
+    *,
+    lead: int,
+    done: bool,
+    fresh: bool,
 ) -> Any:
     (after,) = cotangents
     if isinstance(after, Zero):
         return [None] * 4
     before = of = None
-    old = _take(after, index, lead)
-    nothing = jnp.zeros_like(old)
+    old = _once(_take(after, index, lead))
     if isinstance(row, UndefinedPrimal):
-        of = masked(where, old, nothing)
+        of = masked(where, old, jnp.zeros_like(old))
     if isinstance(buffer, UndefinedPrimal):
-        before = _put(after, index, masked(where, nothing, old), lead)
+        # Nothing is beyond infinity. Zeros that do not depend on what was read might be put
+        # in its place before it is read, for all that XLA knows, which would copy the buffer.
+        nothing = (abs(old) > jnp.inf).astype(old.dtype)
+        none = masked(where, nothing, old)
+        before = after if fresh else _put(after, index, none, lead)
     return [before, None, of, None]
 
 
-def _write_batch(axis: VmapAxis, operands: Any, axes: Any, *, lead: int, done: bool) -> Any:
+def _write_batch(
+    axis: VmapAxis, operands: Any, axes: Any, *, lead: int, done: bool, fresh: bool
+) -> Any:
     def mapped(value: Any, at: Any) -> Any:
         if at is None:
             return jnp.broadcast_to(value, (axis.size, *value.shape))
@@ -225,7 +264,7 @@ def _write_batch(axis: VmapAxis, operands: Any, axes: Any, *, lead: int, done: b
 
     (buffer, index, row, where), (at, index_at, row_at, where_at) = operands, axes
     if (done and at is None) or all(place is None for place in axes):
-        return _write.bind(buffer, index, row, where, lead=lead, done=done), [None]
+        return _write.bind(buffer, index, row, where, lead=lead, done=done, fresh=fresh), [None]
     buffer = mapped(buffer, at)
     row = mapped(row, row_at)
     index, where = (
@@ -234,7 +273,8 @@ def _write_batch(axis: VmapAxis, operands: Any, axes: Any, *, lead: int, done: b
         for value, at in ((jnp.asarray(index), index_at), (jnp.asarray(where), where_at))
         for shape in [buffer.shape[: lead + 1]]
     )
-    return _write.bind(buffer, index, row, where, lead=lead + 1, done=done), [0]
+    lead += 1
+    return _write.bind(buffer, index, row, where, lead=lead, done=done, fresh=fresh), [0]
 
 
 _write = primitive("write_row", _run_write, _write_types, _write_batch, _write_transpose)

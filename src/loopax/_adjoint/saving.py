@@ -45,20 +45,12 @@ def _some_steps(
     """At most `count` steps, which is at most `bound`."""
     if bound == 1:
         return steps.step(state, buffers)
+    stop = state.i + count
 
-    def step(active: Any, carry: Any, buffers: Any) -> Any:
-        left, state = carry
-        state, buffers = steps.step(state.where(active), buffers)
-        return (left - 1, state), buffers
+    def step(active: Any, state: Any, buffers: Any) -> Any:
+        return steps.step(state.where(active), buffers)
 
-    (_, state), buffers = runs(
-        lambda carry, _: (carry[0] > 0) & carry[1].is_going,
-        step,
-        (jnp.int32(count), state),
-        buffers,
-        bound,
-    )
-    return state, buffers
+    return runs(lambda state, _: (state.i < stop) & state.is_going, step, state, buffers, bound)
 
 
 def _save_online(

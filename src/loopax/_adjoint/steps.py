@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .._jax import eval_jaxpr, jnp
+from .._jax import Literal, eval_jaxpr, jnp
 from .plan import Operands, Plan, cut, operands_of
 from .rows import masked
 
@@ -91,4 +91,9 @@ def called(
 ) -> list[list[Any]]:
     """The carry and the buffers after a step."""
     out = eval_jaxpr(body, (), *consts, i, active, *carry, *buffers)
+    # A constant that the body returns may be a number of Python's here.
+    out = [
+        jnp.asarray(each, var.aval.dtype) if isinstance(var, Literal) else each
+        for each, var in zip(out, body.outvars, strict=True)
+    ]
     return cut(out, plan.carry, plan.buffers)

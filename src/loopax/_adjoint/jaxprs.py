@@ -42,7 +42,7 @@ def reached(
 
     for eqn in jaxpr.eqns:
         marks = [is_marked(atom) for atom in eqn.invars]
-        if not any(marks) and eqn.primitive.name != "axis_index":
+        if not any(marks) and not _differs_by_itself(eqn):
             continue
         inner = _called(eqn)
         every = [True] * len(eqn.outvars)
@@ -51,6 +51,18 @@ def reached(
             var for var, out in zip(eqn.outvars, outs, strict=True) if out and carries(var.aval)
         )
     return [is_marked(atom) for atom in jaxpr.outvars]
+
+
+def _differs_by_itself(eqn: Any) -> bool:
+    """Whether lanes may get different results, although the operands are the same."""
+    return eqn.primitive.name in _DIFFERENT or any(
+        _differs_by_itself(each)
+        for inner in _jaxprs(list(eqn.params.values()))
+        for each in inner.eqns
+    )
+
+
+_DIFFERENT = {"axis_index", "all_to_all", "reduce_scatter"}
 
 
 def _called(eqn: Any) -> Any:

@@ -11,6 +11,7 @@ from ._adjoint.rows import read, write
 from ._errors import ArgumentError
 from ._jax import jnp, tree_at
 from ._split import Static
+from ._static import is_scalar
 from ._words import tree_text, type_text
 
 
@@ -84,6 +85,11 @@ class Buffer:
     def _set(self, index: Any, row: Any, where: Any) -> "Buffer":
         place = _row_number(self, index)
         self._check_latest()
+        if where is not None and not is_scalar(where, "b"):
+            raise ArgumentError(
+                "buffer.at[i].set: `where` must be a boolean scalar, but is "
+                f"{tree_text(where)}."
+            )
         row = jnp.asarray(row)
         if row.dtype != self.dtype and jnp.result_type(row, self._array) != self.dtype:
             raise ArgumentError(

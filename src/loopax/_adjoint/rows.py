@@ -17,13 +17,11 @@ from .._jax import (
     UndefinedPrimal,
     VmapAxis,
     Zero,
-    eval_shape,
     instantiate_zeros,
     jnp,
     lax,
     make_jaxpr,
     primitive,
-    random,
     set_jvp,
     typeof,
     vmap,
@@ -52,11 +50,8 @@ def write(buffer: Any, index: Any, row: Any, where: Any, *, fresh: bool = False)
 
 def no_rows(aval: Any, count: int) -> Any:
     """A buffer for so many rows of that type, all of them zero."""
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        shape = jax.ShapeDtypeStruct((count, *aval.shape), aval.dtype)
-        data = eval_shape(random.key_data, shape)
-        zeros = jnp.zeros(data.shape, data.dtype)
-        return random.wrap_key_data(zeros, impl=random.key_impl(aval))
+    if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+        return jnp.zeros((count, *aval.shape), aval.dtype)
     return instantiate_zeros(Zero(room_type(aval, count)))
 
 

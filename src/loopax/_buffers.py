@@ -45,6 +45,7 @@ class Buffer:
         self._version = self._latest.version
 
     def tree_flatten(self) -> tuple[Any, Any]:
+        self._check_latest()
         return (self._latest.array, self._active), None
 
     @classmethod
@@ -286,8 +287,8 @@ class Loan:
         array, mask = _tree.leaves(value) if _is_buffer(value) else (value, None)
         if not jnp.ndim(array):
             raise ArgumentError(
-                f"{self._caller}: `buffers` picked {type_text(jax.typeof(array))}, which has no "
-                "rows. A buffer has an axis along which they are numbered."
+                f"{self._caller}: `buffers` picked {type_text(jax.typeof(array))}, which has "
+                "no rows. A buffer has an axis along which they are numbered."
             )
         self._outer.append(mask)
         return Buffer(array, self._active if mask is None else self._active & mask)
@@ -298,6 +299,5 @@ class Loan:
                 f"{self._caller}: the body was given a buffer, and must return it or what "
                 f"`buffer.at[i].set(row)` made of it, but returned {tree_text(value)}."
             )
-        value._check_latest()  # pyright: ignore[reportPrivateUsage]
         array, _ = _tree.leaves(value)
         return array if mask is None else Buffer(array, mask)

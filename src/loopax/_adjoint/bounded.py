@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 
 from .._jax import checkpoint, jnp, lax, make_jaxpr
+from .loop import settled_body
 from .rows import masked
+from .steps import called
 
 
 def bounded_loop(
@@ -23,12 +25,13 @@ def bounded_loop(
     """
     if bound == 0:
         return list(carry), list(buffers)
+    jaxpr, consts, carry = settled_body(body, carry, buffers)
     inner = int(np.ceil(np.sqrt(bound)))
     outer = -(-bound // inner)
 
     def step(state: Any, _: None) -> Any:
         i, active, carry, last, buffers = state
-        new, buffers = body(i, active, carry, buffers)
+        new, buffers = called(jaxpr, consts, i, active, carry, buffers)
         last = [masked(active, a, b) for a, b in zip(new, last, strict=True)]
         go = active & cond(i + 1, last, buffers) & (i + 1 < bound)
         # When the loop has ended, its last step is run again, for which the body is known to

@@ -60,7 +60,6 @@ class Derivative:
 
     def __init__(self, body: Any, plan: Plan, active: Active, mapped: tuple[Mapped, ...]):
         self._body = body
-        self._plan = plan
         self._active = active
         self.mapped = mapped
         # Without lanes every step counts that is taken.
@@ -77,7 +76,7 @@ class Derivative:
     def _next_carry(self, consts: Any, i: Any, steps: Any, carry: Any, buffers: Any) -> Any:
         goes_on = self._counts(i + 1, steps)
         active = self._counts(i, steps)
-        new, _ = called(self._body, self._plan, consts, i, active, carry, buffers)
+        new, _ = called(self._body, consts, i, active, carry, buffers)
         if not self._masked:
             return new
         return [masked(goes_on, a, b) for a, b in zip(new, carry, strict=True)]
@@ -167,7 +166,6 @@ class Derivative:
         def run(some_consts: Any, some_carry: Any, some_buffers: Any) -> Any:
             new, rows = called(
                 self._body,
-                self._plan,
                 put_in(consts, which.consts, some_consts),
                 i,
                 active,

@@ -37,15 +37,9 @@ def loop(
     Returns the last carry and the buffers.
     """
     buffers = list(buffers)
-    zero, true = np.int32(0), np.bool_(True)
-
-    def flat_body(i: Any, active: Any, carry: Any, buffers: Any) -> Any:
-        return [each for part in body(i, active, carry, buffers) for each in part]
-
+    zero = np.int32(0)
     test, test_consts = trace(lambda *args: [cond(*args)], zero, carry, buffers)
-    step, step_consts, promoted = settled(
-        lambda carry: trace(flat_body, zero, true, carry, buffers), carry
-    )
+    step, step_consts, promoted = settled_body(body, carry, buffers)
     if promoted is not carry:
         carry = promoted
         test, test_consts = trace(lambda *args: [cond(*args)], zero, carry, buffers)
@@ -89,6 +83,18 @@ def loop(
     )
     new, buffers, _ = cut(out, plan.carry, plan.buffers, 1)
     return put_in(carry, moving, new), buffers
+
+
+def settled_body(
+    body: Callable[[Any, Any, Any, Any], Any], carry: Sequence[Any], buffers: Sequence[Any]
+) -> tuple[Any, list[Any], Sequence[Any]]:
+    """As `settled`, for the body of a while loop."""
+
+    def flat_body(i: Any, active: Any, carry: Any, buffers: Any) -> Any:
+        return [each for part in body(i, active, carry, buffers) for each in part]
+
+    zero, true = np.int32(0), np.bool_(True)
+    return settled(lambda carry: trace(flat_body, zero, true, carry, buffers), carry)
 
 
 def settled(

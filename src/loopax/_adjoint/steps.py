@@ -66,7 +66,7 @@ class Steps:
     def step(self, state: State, buffers: Any) -> tuple[State, Any]:
         i, active, carry, last, steps = state
         consts = self._operands.body_consts
-        new, buffers = called(self._body, self._plan, consts, i, active, carry, buffers)
+        new, buffers = called(self._body, consts, i, active, carry, buffers)
         if not self._plan.lanes:
             return State(i + 1, self._goes_on(i + 1, new, buffers), new, [], []), buffers
         last = [masked(active, a, b) for a, b in zip(new, last, strict=True)]
@@ -87,7 +87,7 @@ class Steps:
 
 
 def called(
-    body: Any, plan: Plan, consts: Any, i: Any, active: Any, carry: Any, buffers: Any
+    body: Any, consts: Any, i: Any, active: Any, carry: Any, buffers: Any
 ) -> list[list[Any]]:
     """The carry and the buffers after a step."""
     out = eval_jaxpr(body, (), *consts, i, active, *carry, *buffers)
@@ -96,4 +96,4 @@ def called(
         jnp.asarray(each, var.aval.dtype) if isinstance(var, Literal) else each
         for each, var in zip(out, body.outvars, strict=True)
     ]
-    return cut(out, plan.carry, plan.buffers)
+    return cut(out, len(carry), len(buffers))

@@ -37,7 +37,7 @@ def bounded_loop(
         # When the loop has ended, its last step is run again, for which the body is known to
         # be defined, so that no derivative of it is infinite.
         carry = [masked(go, a, b) for a, b in zip(last, carry, strict=True)]
-        return (i + 1, go, carry, last, buffers), None
+        return (jnp.where(go, i + 1, i), go, carry, last, buffers), None
 
     def skip(state: Any, _: None) -> Any:
         return state, None

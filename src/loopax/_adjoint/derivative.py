@@ -9,7 +9,7 @@ import numpy as np
 from .._jax import VmapAxis, jnp, jvp, vjp
 from .plan import Plan, pick, put_in
 from .rows import masked
-from .steps import called
+from .steps import called, last_step
 
 
 class Active(NamedTuple):
@@ -76,6 +76,7 @@ class Derivative:
     def _next_carry(self, consts: Any, i: Any, steps: Any, carry: Any, buffers: Any) -> Any:
         goes_on = self._counts(i + 1, steps)
         active = self._counts(i, steps)
+        i = self._own(i, steps)
         new, _ = called(self._body, consts, i, active, carry, buffers)
         if not self._masked:
             return new
@@ -83,6 +84,9 @@ class Derivative:
 
     def _counts(self, i: Any, steps: Any) -> Any:
         return i < steps[0] if self._masked else np.bool_(True)
+
+    def _own(self, i: Any, steps: Any) -> Any:
+        return last_step(i, steps[0]) if self._masked else i
 
     def tangents(self, point: Point, i: Any, active: Any, carry: Any, tangents: Any) -> Any:
         """The carry, and the tangents, after step `i`, if that counts."""
@@ -103,7 +107,7 @@ class Derivative:
         tangents: Any,
     ) -> Any:
         active = active & self._counts(i, steps)
-        run, at = self._restricted(consts, i, active, carry, buffers)
+        run, at = self._restricted(consts, self._own(i, steps), active, carry, buffers)
         (new, *_), (_, moved, moved_rows) = jvp(run, at, tuple(tangents))
         if self._masked:
             goes_on = self._counts(i + 1, steps)
@@ -130,7 +134,7 @@ class Derivative:
     ) -> tuple[Any, list[Any]]:
         """The transposed derivative of step `i`, as JAX has it, and the carry after it."""
         active = self._counts(i, steps)
-        run, at = self._restricted(consts, i, active, carry, buffers)
+        run, at = self._restricted(consts, self._own(i, steps), active, carry, buffers)
 
         def split(*some: Any) -> Any:
             new, *linear = run(*some)

@@ -55,11 +55,16 @@ def in_lanes(
         one_test, (in_axes.cond_consts, None, in_axes.carry, in_axes.buffers), [where]
     )
     every_step = axis.vmap(
-        one_step, (in_axes.body_consts, None, where, in_axes.carry, in_axes.buffers), out_axes
+        one_step, (in_axes.body_consts, where, where, in_axes.carry, in_axes.buffers), out_axes
     )
     test, more_test = trace(every_test, given.cond_consts, i, given.carry, given.buffers)
     step, more_step = trace(
-        every_step, given.body_consts, i, active, given.carry, given.buffers
+        every_step,
+        given.body_consts,
+        active.astype(np.int32),
+        active,
+        given.carry,
+        given.buffers,
     )
     plan = plan._replace(
         cond_consts=plan.cond_consts + len(more_test),
@@ -86,7 +91,8 @@ def _which(at: Operands, cond: Any, body: Any, plan: Plan) -> tuple[Operands, bo
         (differs,) = reached(cond, [*marks.cond_consts, False, *marks.carry, *marks.buffers])
         # The lanes are the first axes of a predicate, so that none can be left out before them.
         differs = differs or bool(plan.lanes)
-        outs = reached(body, [*marks.body_consts, False, differs, *marks.carry, *marks.buffers])
+        given = [*marks.body_consts, differs, differs, *marks.carry, *marks.buffers]
+        outs = reached(body, given)
         carry, buffers = cut(outs, plan.carry, plan.buffers)
         new = marks._replace(
             carry=[a or b or differs for a, b in zip(marks.carry, carry, strict=True)],

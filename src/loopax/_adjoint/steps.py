@@ -28,10 +28,6 @@ class State(NamedTuple):
     def is_going(self) -> Any:
         return jnp.any(self.active)
 
-    def where(self, active: Any) -> "State":
-        """The state, for steps that count only where this holds."""
-        return self._replace(active=self.active & active)
-
 
 class Steps:
     """The steps of the loop with these jaxprs and operands."""
@@ -63,10 +59,12 @@ class Steps:
         steps = jnp.zeros_like(active, jnp.int32)
         return State(i, active, [borrowed(each) for each in carry], carry, [steps])
 
-    def step(self, state: State, buffers: Any) -> tuple[State, Any]:
+    def step(self, counts: Any, state: State, buffers: Any) -> tuple[State, Any]:
+        """A step, which writes to the buffers where it `counts`."""
         i, active, carry, last, steps = state
         consts = self._operands.body_consts
-        new, buffers = called(self._body, consts, i, active, carry, buffers)
+        own = last_step(i, steps[0] + active) if self._plan.lanes else i
+        new, buffers = called(self._body, consts, own, active & counts, carry, buffers)
         if not self._plan.lanes:
             return State(i + 1, self._goes_on(i + 1, new, buffers), new, [], []), buffers
         last = [masked(active, a, b) for a, b in zip(new, last, strict=True)]
@@ -84,6 +82,11 @@ class Steps:
         if self._plan.lanes:
             return state.last, state.steps[0]
         return state.carry, state.i
+
+
+def last_step(i: Any, steps: Any) -> Any:
+    """`i`, or for a lane that has taken fewer steps the number of its last one."""
+    return jnp.where(i < steps, i, jnp.maximum(steps - 1, 0))
 
 
 def called(

@@ -5,6 +5,7 @@ from typing import Any, SupportsIndex, SupportsInt, TypeVar
 
 from jax.core import Tracer
 
+from ._adjoint.steps import Number
 from ._body import Body, Step, body_for
 from ._boundary import public
 from ._buffers import Loan, places, unwoven, woven
@@ -181,9 +182,9 @@ def _run(
     lower, upper = jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)
     steps = jnp.where(lower < upper, upper - lower, 0).astype(jnp.int32)
 
-    def step(i: Any, active: Any, carry: Any, buffers: Any) -> Any:
+    def step(number: Number, active: Any, carry: Any, buffers: Any) -> Any:
         node = body.node([*functions, *woven(at, carry, buffers)])
-        out = body(lower + i.astype(lower.dtype), node, active)
+        out = body(lower + number.own.astype(lower.dtype), node, active)
         return unwoven(at, out.arrays[held:])
 
     carry, buffers = kind.run(lambda i, _, __: i < steps, step, *unwoven(at, carry))

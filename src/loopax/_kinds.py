@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import jax
 
 from ._adjoint import bounded_loop, default_slots, loop
+from ._adjoint.steps import Number
 from ._body import Body
 from ._errors import ArgumentError
 from ._forward import forward_only
@@ -57,9 +58,13 @@ class Kind(NamedTuple):
 def _in_python(cond: Test, body: Run, carry: Any, buffers: Any, bound: int | None) -> Any:
     i = 0
     while (bound is None or i < bound) and cond(jnp.int32(i), carry, buffers):
-        carry, buffers = body(jnp.int32(i), True, carry, buffers)
+        carry, buffers = body(_number(jnp.int32(i)), True, carry, buffers)
         i += 1
     return carry, buffers
+
+
+def _number(i: Any) -> Number:
+    return Number(i, i)
 
 
 def _in_lax(
@@ -76,7 +81,7 @@ def _in_lax(
 
     def step(state: Any) -> Any:
         i, carry, buffers = state
-        return (i + 1, *body(i, True, carry, buffers))
+        return (i + 1, *body(_number(i), True, carry, buffers))
 
     _, carry, buffers = lax.while_loop(goes_on, step, (jnp.int32(0), carry, buffers))
     return forward_only(caller, (), carry), forward_only(caller, (), buffers)

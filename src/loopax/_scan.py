@@ -9,7 +9,8 @@ import numpy as np
 from ._adjoint import settled
 from ._adjoint.jaxprs import trace
 from ._adjoint.plan import cut
-from ._adjoint.rows import no_rows, read, write
+from ._adjoint.rows import masked, no_rows, read, write
+from ._adjoint.steps import Number
 from ._axes import Axes, along, stacked
 from ._body import Body, Step, body_for, merge_output
 from ._boundary import public
@@ -250,11 +251,12 @@ def _run(
     counts = len(carry), len(buffers)
     ys = [no_rows(var.aval, steps) for var in jaxpr.outvars[sum(counts) :]]
 
-    def step(i: Any, active: Any, carry: Any, both: Any) -> Any:
+    def step(number: Number, active: Any, carry: Any, both: Any) -> Any:
         buffers, sources, ys = cut(both, len(at), len(xs), len(both) - len(at) - len(xs))
-        place = steps - 1 - i if reverse else i
-        pairs = [read(each, place) for each in sources]
-        rows = [row for row, _ in pairs]
+        own, place = (steps - 1 - i if reverse else i for i in (number.own, number.all))
+        pairs = [read(each, own) for each in sources]
+        # Nothing comes of a step that does not count, also if its derivative is infinite.
+        rows = [masked(active, row, lax.stop_gradient(row)) for row, _ in pairs]
         if config.jax_disable_jit:
             out = call(active, carry, buffers, rows)
         else:

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from .._jax import checkpoint, jnp, lax, make_jaxpr
-from .loop import settled_body
+from .._jax import checkpoint, jnp, lax
+from .jaxprs import trace
+from .loop import settled
 from .rows import masked
-from .steps import called
+from .steps import Number
 
 
 def bounded_loop(
@@ -25,13 +26,20 @@ def bounded_loop(
     """
     if bound == 0:
         return list(carry), list(buffers)
-    jaxpr, consts, carry = settled_body(body, carry, buffers)
+    zero = jnp.int32(0)
+
+    def flat_body(carry: Any) -> Any:
+        new, _ = body(Number(zero, zero), np.bool_(True), carry, list(buffers))
+        return list(new)
+
+    jaxpr, _, carry = settled(lambda carry: trace(flat_body, carry), carry)
     inner = int(np.ceil(np.sqrt(bound)))
     outer = -(-bound // inner)
 
     def step(state: Any, _: None) -> Any:
         i, active, carry, last, buffers = state
-        new, buffers = called(jaxpr, consts, i, active, carry, buffers)
+        new, buffers = body(Number(i, i), active, carry, buffers)
+        new = map(jnp.asarray, new)
         last = [masked(active, a, b) for a, b in zip(new, last, strict=True)]
         go = active & cond(i + 1, last, buffers) & (i + 1 < bound)
         # When the loop has ended, its last step is run again, for which the body is known to
@@ -48,12 +56,10 @@ def bounded_loop(
 
         return run
 
-    zero = jnp.int32(0)
     state = (zero, cond(zero, carry, buffers), list(carry), list(carry), list(buffers))
     # What a step does outside must not be done once more. A branch at each step would have
     # each leave behind a copy of all that the body closes over.
-    has_effects = bool(make_jaxpr(step)(state, None).effects)
-    each = if_active(step) if has_effects else step
+    each = if_active(step) if jaxpr.effects else step
 
     def steps(state: Any, _: None) -> Any:
         return lax.scan(each, state, None, length=inner)[0], None

@@ -9,7 +9,7 @@ import numpy as np
 from .._jax import VmapAxis, jnp, jvp, vjp
 from .plan import Plan, pick, put_in
 from .rows import masked
-from .steps import called, last_step
+from .steps import Number, called, lent
 
 
 class Active(NamedTuple):
@@ -60,6 +60,7 @@ class Derivative:
 
     def __init__(self, body: Any, plan: Plan, active: Active, mapped: tuple[Mapped, ...]):
         self._body = body
+        self._plan = plan
         self._active = active
         self.mapped = mapped
         # Without lanes every step counts that is taken.
@@ -76,8 +77,8 @@ class Derivative:
     def _next_carry(self, consts: Any, i: Any, steps: Any, carry: Any, buffers: Any) -> Any:
         goes_on = self._counts(i + 1, steps)
         active = self._counts(i, steps)
-        i = self._own(i, steps)
-        new, _ = called(self._body, consts, i, active, carry, buffers)
+        consts, number = self._lent(consts, steps), self._number(i, steps)
+        new, _ = called(self._body, self._plan, consts, number, active, carry, buffers)
         if not self._masked:
             return new
         return [masked(goes_on, a, b) for a, b in zip(new, carry, strict=True)]
@@ -85,8 +86,12 @@ class Derivative:
     def _counts(self, i: Any, steps: Any) -> Any:
         return i < steps[0] if self._masked else np.bool_(True)
 
-    def _own(self, i: Any, steps: Any) -> Any:
-        return last_step(i, steps[0]) if self._masked else i
+    def _number(self, i: Any, steps: Any) -> Number:
+        own = jnp.clip(i, 0, jnp.maximum(steps[0] - 1, 0)) if self._masked else i
+        return Number(i, own)
+
+    def _lent(self, consts: Any, steps: Any) -> list[Any]:
+        return lent(self._plan, steps[0] > 0, consts) if self._plan.lanes else consts
 
     def tangents(self, point: Point, i: Any, active: Any, carry: Any, tangents: Any) -> Any:
         """The carry, and the tangents, after step `i`, if that counts."""
@@ -107,7 +112,7 @@ class Derivative:
         tangents: Any,
     ) -> Any:
         active = active & self._counts(i, steps)
-        run, at = self._restricted(consts, self._own(i, steps), active, carry, buffers)
+        run, at = self._restricted(consts, i, steps, active, carry, buffers)
         (new, *_), (_, moved, moved_rows) = jvp(run, at, tuple(tangents))
         if self._masked:
             goes_on = self._counts(i + 1, steps)
@@ -134,7 +139,7 @@ class Derivative:
     ) -> tuple[Any, list[Any]]:
         """The transposed derivative of step `i`, as JAX has it, and the carry after it."""
         active = self._counts(i, steps)
-        run, at = self._restricted(consts, self._own(i, steps), active, carry, buffers)
+        run, at = self._restricted(consts, i, steps, active, carry, buffers)
 
         def split(*some: Any) -> Any:
             new, *linear = run(*some)
@@ -155,23 +160,27 @@ class Derivative:
         more, new, of_buffers = pull([given, of_buffers])
         if self._masked:
             new = [masked(active, a, b) for a, b in zip(new, of_carry, strict=True)]
+            if not self._plan.lanes:
+                more = [masked(active, each, jnp.zeros_like(each)) for each in more]
         of_consts = [a + b for a, b in zip(of_consts, more, strict=True)]
         return of_consts, new, of_buffers
 
     def _restricted(
-        self, consts: Any, i: Any, active: Any, carry: Any, buffers: Any
+        self, consts: Any, i: Any, steps: Any, active: Any, carry: Any, buffers: Any
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The step as a function of what has a tangent, and where it is taken.
 
         It returns the new carry, and what of that and of the buffers has a tangent.
         """
         which = self._active
+        consts, number = self._lent(consts, steps), self._number(i, steps)
 
         def run(some_consts: Any, some_carry: Any, some_buffers: Any) -> Any:
             new, rows = called(
                 self._body,
+                self._plan,
                 put_in(consts, which.consts, some_consts),
-                i,
+                number,
                 active,
                 put_in(carry, which.carry, some_carry),
                 put_in(buffers, which.buffers, some_buffers),

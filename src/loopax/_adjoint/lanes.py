@@ -43,33 +43,36 @@ def in_lanes(
     out_axes = [*in_axes.carry, *in_axes.buffers]
     i = np.int32(0)
     active = np.zeros((axis.size, *plan.lanes) if differs else (), bool)
+    own = np.zeros(active.shape, np.int32)
 
     def one_test(consts: Any, i: Any, carry: Any, buffers: Any) -> Any:
         return eval_jaxpr(cond, (), *consts, i, *carry, *buffers)
 
-    def one_step(consts: Any, i: Any, active: Any, carry: Any, buffers: Any) -> Any:
-        return eval_jaxpr(body, (), *consts, i, active, *carry, *buffers)
+    def one_step(consts: Any, i: Any, own: Any, active: Any, carry: Any, buffers: Any) -> Any:
+        return eval_jaxpr(body, (), *consts, i, own, active, *carry, *buffers)
 
     where = 0 if differs else None
     every_test = axis.vmap(
         one_test, (in_axes.cond_consts, None, in_axes.carry, in_axes.buffers), [where]
     )
     every_step = axis.vmap(
-        one_step, (in_axes.body_consts, where, where, in_axes.carry, in_axes.buffers), out_axes
+        one_step,
+        (in_axes.body_consts, None, where, where, in_axes.carry, in_axes.buffers),
+        out_axes,
     )
     test, more_test = trace(every_test, given.cond_consts, i, given.carry, given.buffers)
     step, more_step = trace(
-        every_step,
-        given.body_consts,
-        active.astype(np.int32),
-        active,
-        given.carry,
-        given.buffers,
+        every_step, given.body_consts, i, own, active, given.carry, given.buffers
     )
     plan = plan._replace(
         cond_consts=plan.cond_consts + len(more_test),
         body_consts=plan.body_consts + len(more_step),
         lanes=active.shape,
+        of_lanes=(False,) * len(more_step)
+        + tuple(
+            differs and mark and (was or not plan.lanes)
+            for mark, was in zip(marks.body_consts, plan.of_lanes, strict=True)
+        ),
     )
     test_consts = [*more_test, *given.cond_consts]
     step_consts = [*more_step, *given.body_consts]
@@ -91,8 +94,8 @@ def _which(at: Operands, cond: Any, body: Any, plan: Plan) -> tuple[Operands, bo
         (differs,) = reached(cond, [*marks.cond_consts, False, *marks.carry, *marks.buffers])
         # The lanes are the first axes of a predicate, so that none can be left out before them.
         differs = differs or bool(plan.lanes)
-        given = [*marks.body_consts, differs, differs, *marks.carry, *marks.buffers]
-        outs = reached(body, given)
+        numbers = [False, differs, differs]
+        outs = reached(body, [*marks.body_consts, *numbers, *marks.carry, *marks.buffers])
         carry, buffers = cut(outs, plan.carry, plan.buffers)
         new = marks._replace(
             carry=[a or b or differs for a, b in zip(marks.carry, carry, strict=True)],

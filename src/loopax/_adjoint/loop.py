@@ -13,7 +13,7 @@ from .._static import is_reference
 from .jaxprs import rearranged, trace
 from .lanes import in_lanes
 from .plan import Plan, cut, operands_of, pick, put_in
-from .steps import Steps
+from .steps import Number, Steps
 
 
 def loop(
@@ -27,8 +27,9 @@ def loop(
     """A while loop that can be differentiated.
 
     - `cond`: `(i, carry, buffers) -> bool`.
-    - `body`: `(i, active, carry, buffers) -> (carry, buffers)`. `active` is whether the step
-        counts; a write to a buffer must depend on it.
+    - `body`: `(number, active, carry, buffers) -> (carry, buffers)`. `active` is whether the
+        step counts; a write to a buffer must depend on it. `number.own` is the number of the
+        step, and `number.all` too, unless the step does not count.
     - `carry`, `buffers`: lists of arrays. Of the buffers rows are read and written, with
         `read` and `write`; rows that are read have been written before.
     - `bound`: the greatest number of steps, after which the loop ends.
@@ -37,9 +38,16 @@ def loop(
     Returns the last carry and the buffers.
     """
     buffers = list(buffers)
-    zero = np.int32(0)
+    zero, true = np.int32(0), np.bool_(True)
+
+    def flat_body(i: Any, own: Any, active: Any, carry: Any, buffers: Any) -> Any:
+        new = body(Number(i, own), active, carry, buffers)
+        return [each for part in new for each in part]
+
     test, test_consts = trace(lambda *args: [cond(*args)], zero, carry, buffers)
-    step, step_consts, promoted = settled_body(body, carry, buffers)
+    step, step_consts, promoted = settled(
+        lambda carry: trace(flat_body, zero, zero, true, carry, buffers), carry
+    )
     if promoted is not carry:
         carry = promoted
         test, test_consts = trace(lambda *args: [cond(*args)], zero, carry, buffers)
@@ -50,12 +58,12 @@ def loop(
                 'differentiated, its steps are run again. Those of kind="lax" may change them.'
             )
     # What the body hands on as it is need not be saved.
-    given = step.invars[len(step_consts) + 2 :][: len(carry)]
+    given = step.invars[len(step_consts) + 3 :][: len(carry)]
     fixed = [a is b for a, b in zip(given, step.outvars, strict=False)]
     moving = [not is_fixed for is_fixed in fixed]
     held = pick(carry, fixed)
     test = _hoisted(test, len(test_consts), 1, fixed)
-    step = _hoisted(step, len(step_consts), 2, fixed)
+    step = _hoisted(step, len(step_consts), 3, fixed)
     step = rearranged(
         step,
         step.invars,
@@ -67,6 +75,7 @@ def loop(
         carry=sum(moving),
         buffers=len(buffers),
         lanes=(),
+        of_lanes=(False,) * (len(step_consts) + len(held)),
         bound=bound,
         slots=slots,
     )
@@ -83,18 +92,6 @@ def loop(
     )
     new, buffers, _ = cut(out, plan.carry, plan.buffers, 1)
     return put_in(carry, moving, new), buffers
-
-
-def settled_body(
-    body: Callable[[Any, Any, Any, Any], Any], carry: Sequence[Any], buffers: Sequence[Any]
-) -> tuple[Any, list[Any], Sequence[Any]]:
-    """As `settled`, for the body of a while loop."""
-
-    def flat_body(i: Any, active: Any, carry: Any, buffers: Any) -> Any:
-        return [each for part in body(i, active, carry, buffers) for each in part]
-
-    zero, true = np.int32(0), np.bool_(True)
-    return settled(lambda carry: trace(flat_body, zero, true, carry, buffers), carry)
 
 
 def settled(
@@ -198,7 +195,7 @@ def differentiable(
     """Runs a loop of a rule that is."""
     leaves, treedef = _tree.flatten(carry)
 
-    def flat_body(_: Any, active: Any, leaves: Any, buffers: Any) -> Any:
+    def flat_body(_: Number, active: Any, leaves: Any, buffers: Any) -> Any:
         carry, buffers = body(active, treedef.unflatten(leaves), buffers)
         return _tree.leaves(carry), buffers
 

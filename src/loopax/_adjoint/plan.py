@@ -9,6 +9,7 @@ class Plan(NamedTuple):
 
     - `cond_consts`, `body_consts`, `carry`, `buffers`: how many operands of each there are.
     - `lanes`: the axes of the predicate, and the first axes of each carry: those of `jax.vmap`.
+    - `of_lanes`: which of `body_consts` have all of these axes.
     - `bound`: the greatest number of steps, or `None` if there is none.
     - `slots`: how many carries to save, at each level.
     """
@@ -18,6 +19,7 @@ class Plan(NamedTuple):
     carry: int
     buffers: int
     lanes: tuple[int, ...]
+    of_lanes: tuple[bool, ...]
     bound: int | None
     slots: int
 

@@ -42,7 +42,7 @@ def _active(body: Any, plan: Plan, consts: Any, carry: Any, buffers: Any) -> Act
     """What has a tangent before the loop, or after some steps."""
     now = Active(*(tuple(map(_has_tangent, part)) for part in (consts, carry, buffers)))
     while True:
-        marks = [*now.consts, False, False, *now.carry, *now.buffers]
+        marks = [*now.consts, False, False, False, *now.carry, *now.buffers]
         outs = reached(body, marks, is_differentiable)
         carry, buffers = cut(outs, plan.carry, plan.buffers)
         new = now._replace(

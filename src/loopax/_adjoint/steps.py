@@ -8,6 +8,17 @@ from .plan import Operands, Plan, cut, operands_of
 from .rows import masked
 
 
+class Number(NamedTuple):
+    """The number of a step.
+
+    - `all`: that of all lanes, for what is written.
+    - `own`: that of a lane. One that has stopped stays with its last.
+    """
+
+    all: Any
+    own: Any
+
+
 class State(NamedTuple):
     """Where a loop stands. Without lanes `last` and `steps` are empty.
 
@@ -37,6 +48,7 @@ class Steps:
         self._body = body
         self._plan = plan
         self._operands: Operands = operands_of(plan, flat)
+        self._consts = self._operands.body_consts
 
     @property
     def buffers(self) -> list[Any]:
@@ -50,21 +62,19 @@ class Steps:
             return State(i, active, carry, [], [])
         # A lane with no step at all has no carry for which the body is known to be defined. It
         # borrows one.
-        which = jnp.argmax(active.reshape(-1))
-
-        def borrowed(each: Any) -> Any:
-            one = each.reshape(-1, *each.shape[len(lanes) :])[which]
-            return masked(active, each, jnp.broadcast_to(one, each.shape))
-
+        self._consts = lent(self._plan, active, self._consts)
         steps = jnp.zeros_like(active, jnp.int32)
-        return State(i, active, [borrowed(each) for each in carry], carry, [steps])
+        start = [borrowed(active, each) for each in carry]
+        return State(i, active, start, carry, [steps])
 
     def step(self, counts: Any, state: State, buffers: Any) -> tuple[State, Any]:
         """A step, which writes to the buffers where it `counts`."""
         i, active, carry, last, steps = state
-        consts = self._operands.body_consts
-        own = last_step(i, steps[0] + active) if self._plan.lanes else i
-        new, buffers = called(self._body, consts, own, active & counts, carry, buffers)
+        own = jnp.where(active, i, jnp.maximum(steps[0] - 1, 0)) if steps else i
+        number = Number(i, own)
+        new, buffers = called(
+            self._body, self._plan, self._consts, number, active & counts, carry, buffers
+        )
         if not self._plan.lanes:
             return State(i + 1, self._goes_on(i + 1, new, buffers), new, [], []), buffers
         last = [masked(active, a, b) for a, b in zip(new, last, strict=True)]
@@ -84,19 +94,29 @@ class Steps:
         return state.carry, state.i
 
 
-def last_step(i: Any, steps: Any) -> Any:
-    """`i`, or for a lane that has taken fewer steps the number of its last one."""
-    return jnp.where(i < steps, i, jnp.maximum(steps - 1, 0))
+def borrowed(active: Any, value: Any) -> Any:
+    """A value of each lane, where some lane that is not active has that of one that is."""
+    which = jnp.argmax(active.reshape(-1))
+    one = value.reshape(-1, *value.shape[active.ndim :])[which]
+    return masked(active, value, jnp.broadcast_to(one, value.shape))
+
+
+def lent(plan: Plan, active: Any, consts: Sequence[Any]) -> list[Any]:
+    """What the body closes over, for lanes with no step at all that of another lane."""
+    return [
+        borrowed(active, each) if is_of_lanes else each
+        for each, is_of_lanes in zip(consts, plan.of_lanes, strict=True)
+    ]
 
 
 def called(
-    body: Any, consts: Any, i: Any, active: Any, carry: Any, buffers: Any
+    body: Any, plan: Plan, consts: Any, number: Number, active: Any, carry: Any, buffers: Any
 ) -> list[list[Any]]:
     """The carry and the buffers after a step."""
-    out = eval_jaxpr(body, (), *consts, i, active, *carry, *buffers)
+    out = eval_jaxpr(body, (), *consts, *number, active, *carry, *buffers)
     # A constant that the body returns may be a number of Python's here.
     out = [
         jnp.asarray(each, var.aval.dtype) if isinstance(var, Literal) else each
         for each, var in zip(out, body.outvars, strict=True)
     ]
-    return cut(out, len(carry), len(buffers))
+    return cut(out, plan.carry, plan.buffers)

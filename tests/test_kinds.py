@@ -209,7 +209,9 @@ def test_until_must_return_a_boolean_scalar():
 @pytest.mark.parametrize("compiled", [False, True])
 def test_reverse_mode_of_a_loop_of_lax_names_what_has_it(run, compiled):
     gradient = jax.jit(jax.grad(run)) if compiled else jax.grad(run)
-    with pytest.raises(ValueError, match=r"no reverse mode. Pass `max_steps`.*checkpointed"):
+    with pytest.raises(
+        ValueError, match=r"no reverse mode\. (Pass `max_steps`|Leave out).*checkpointed"
+    ):
         gradient(ONE)
     assert jnp.isfinite(jax.jvp(run, (ONE,), (ONE,))[1])
 

@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 from . import _tree
 from ._adjoint.rows import read, write
 from ._errors import ArgumentError
-from ._jax import jnp, tree_at
+from ._jax import jnp, same_trace, tree_at
 from ._split import Static
 from ._static import is_scalar
 from ._words import tree_text, type_text
@@ -80,7 +80,11 @@ class Buffer:
         self._check_latest()
         if not len(self):
             raise ArgumentError("buffer[i]: the buffer has no rows.")
-        row, self._latest.array = read(self._latest.array, _clipped(place, len(self)))
+        latest = self._latest
+        row, after = read(latest.array, _clipped(place, len(self)))
+        if same_trace(after, latest.array):
+            # Read within a function of its own, such as a branch, it is not to leave that.
+            latest.array = after
         return row
 
     def _set(self, index: Any, row: Any, where: Any) -> "Buffer":
@@ -109,7 +113,10 @@ class Buffer:
         inside = (place >= 0) & (place < len(self))
         where = self._active & inside if where is None else self._active & inside & where
         latest = self._latest
-        latest.array = write(latest.array, _clipped(place, len(self)), row, where)
+        after = write(latest.array, _clipped(place, len(self)), row, where)
+        if not same_trace(after, latest.array):
+            return Buffer(after, self._active)
+        latest.array = after
         latest.version += 1
         return Buffer(self._array, self._active, latest)
 
@@ -123,8 +130,24 @@ class Buffer:
     def __jax_array__(self) -> Any:
         raise ArgumentError(_ONLY_ROWS)
 
-    def __iter__(self) -> Any:
+    def __setitem__(self, index: Any, row: Any) -> None:
         raise ArgumentError(_ONLY_ROWS)
+
+    def __getattr__(self, name: str) -> Any:
+        # What an array has, and a buffer does not.
+        if hasattr(jax.Array, name) and not name.startswith("__"):
+            raise ArgumentError(f"buffer.{name}: {_ONLY_ROWS}")
+        raise AttributeError(f"a buffer has no {name!r}")
+
+    def _refused(self, *_: Any) -> Any:
+        raise ArgumentError(_ONLY_ROWS)
+
+    __iter__ = __bool__ = __neg__ = __abs__ = __invert__ = _refused
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refused
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refused
+    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __and__ = __or__ = __xor__ = _refused
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refused
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         return f"Buffer({type_text(jax.typeof(self._array))})"
@@ -156,7 +179,10 @@ class _Row:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise ArgumentError(f"buffer.at[i].{name}: a row can only be set, and only once.")
+        raise ArgumentError(
+            f"buffer.at[i].{name}: a row can only be set, `buffer.at[i].set(row)`, and only "
+            "once. To read it, take `buffer[i]`."
+        )
 
 
 def _row_number(buffer: Buffer, index: Any) -> Any:
@@ -199,6 +225,9 @@ class _Place:
     def __init__(self, number: int):
         self.number = number
 
+    def __repr__(self) -> str:
+        return "an array"
+
 
 def places(caller: str, where: Callable[..., Any] | None, static: Static) -> tuple[int, ...]:
     """Which arrays of the carry are buffers."""
@@ -220,6 +249,10 @@ def places(caller: str, where: Callable[..., Any] | None, static: Static) -> tup
                 f"{caller}: `buffers` must pick arrays out of the carry, but picked "
                 f"{tree_text(each)}."
             )
+    if not picked:
+        raise ArgumentError(
+            f"{caller}: `buffers` must pick arrays out of the carry, but picked none."
+        )
     numbers = [each.number for each in picked]
     if len(set(numbers)) < len(numbers):
         raise ArgumentError(f"{caller}: `buffers` picked an array twice.")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex, SupportsInt, TypeVar
 
+import numpy as np
 from jax.core import Tracer
 
 from ._adjoint.steps import Number
@@ -12,10 +13,11 @@ from ._buffers import Loan, places, unwoven, woven
 from ._call import Call, Operands, as_tree
 from ._errors import ArgumentError, no_unroll, not_a_choice
 from ._forward import forward_only
-from ._jax import error_if, jnp, lax
+from ._guard import guarded
+from ._jax import jnp, lax
 from ._kinds import Kind, bound_of, compiled, kind_of
 from ._split import split, split_held
-from ._static import is_scalar
+from ._static import is_number, is_scalar
 from ._words import shown
 
 
@@ -112,6 +114,7 @@ def filter_fori_loop(
     how = _kind(lower, upper, max_steps, kind, checkpoints)
     carry = split(init_val, trace_numbers)
     state = Operands(split_held(as_tree(body_fun)), split_held(buffers), carry)
+    at = places("filter_fori_loop", buffers, carry.static)
     call = Call("filter_fori_loop", body_fun, trace_numbers, state)
     body = body_for(_step, call)
     with body.during(call):
@@ -123,11 +126,10 @@ def filter_fori_loop(
         else:
             if unroll is not None:
                 raise no_unroll("filter_fori_loop", how.name)
-            at = places("filter_fori_loop", buffers, carry.static)
             held = len(state.arrays) - len(carry.arrays)
             out, more = compiled(_run, (body,), how, at, held)(lower, upper, state.arrays)
             if more is not None:
-                out = error_if(out, more, _too_many(body_fun, max_steps))
+                out = guarded(out, more, _too_many(body_fun, max_steps))
     *_, result = state.merge(out)
     return result
 
@@ -163,7 +165,18 @@ def _kind(lower: Any, upper: Any, max_steps: Any, kind: str | None, checkpoints:
     for name, value in (("lower", lower), ("upper", upper)):
         if not is_scalar(value, "biu"):
             raise not_a_choice("filter_fori_loop", name, "an integer", value)
+    dtype = jnp.result_type(lower, upper)
+    for name, value in (("lower", lower), ("upper", upper)):
+        if is_number(value) and int(np.asarray(value).astype(dtype)) != value:
+            raise ArgumentError(
+                f"filter_fori_loop: `{name}` is {value}, which is no {dtype.name}, as the "
+                "other bound is."
+            )
     return how
+
+
+# Steps are counted in 32 bits.
+_MOST = 2**31 - 1
 
 
 def _run(
@@ -180,7 +193,12 @@ def _run(
     functions, carry = arrays[:held], arrays[held:]
     dtype = jnp.result_type(lower, upper)
     lower, upper = jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)
-    steps = jnp.where(lower < upper, upper - lower, 0).astype(jnp.int32)
+    # Without a sign the difference is that of the bounds, whatever they are.
+    wide = jnp.uint64 if dtype.itemsize == 8 else jnp.uint32
+    steps = jnp.where(lower < upper, upper.astype(wide) - lower.astype(wide), 0)
+    many = jnp.asarray(kind.bound if kind.bound is not None else _MOST, wide)
+    more = None if kind.bound is None else steps > many
+    steps = jnp.minimum(steps, many).astype(jnp.int32)
 
     def step(number: Number, active: Any, carry: Any, buffers: Any) -> Any:
         node = body.node([*functions, *woven(at, carry, buffers)])
@@ -188,7 +206,6 @@ def _run(
         return unwoven(at, out.arrays[held:])
 
     carry, buffers = kind.run(lambda i, _, __: i < steps, step, *unwoven(at, carry))
-    more = None if kind.bound is None else steps > kind.bound
     return [*functions, *woven(at, carry, buffers)], more
 
 

@@ -44,10 +44,19 @@ def _batch(_: VmapAxis, arrays: Any, axes: Any, *, caller: str) -> Any:
 def _transpose(cotangents: Any, *arrays: Any, caller: str) -> Any:
     raise ValueError(
         f"{caller}: a loop whose number of steps is not known while tracing runs as "
-        "`jax.lax.while_loop`, which has no reverse mode. Pass `max_steps`, a bound on the "
-        'number of steps, or kind="checkpointed" with a number of `checkpoints`.'
+        f"`jax.lax.while_loop`, which has no reverse mode. {_REPAIRS[caller]}"
     )
 
+
+_BOUND = (
+    "Pass `max_steps`, a bound on the number of steps, or a number of `checkpoints`; in either "
+    'case leave out `kind`, or pass kind="checkpointed".'
+)
+_REPAIRS = {
+    "filter_while_loop": _BOUND,
+    "filter_fori_loop": _BOUND,
+    "filter_scan": 'Leave out `kind`, or pass kind="checkpointed".',
+}
 
 _forward_only = primitive("forward_only", _run, _types, _batch, _transpose)
 set_jvp(_forward_only, _jvp)

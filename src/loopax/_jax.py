@@ -6,6 +6,8 @@ Private are:
   form of it, and a copy would drift: it knows of sharding, of manual axes, of memory spaces.
 - `register_exclusion`, by which JAX and its libraries keep their own lines out of the
   locations of operations, which profiles and messages show.
+- `_trace` of a tracer, by which a value that must not leave the function that is being traced
+  is told from one that may.
 - `fancy_primitive_batchers`, the table of those rules of `jax.vmap` that are told the name of
   the axis, and `no_axis_name`, what stands there if it has none. Without the name no body
   could use a collective over that axis.
@@ -80,6 +82,11 @@ def error_if(arrays: list[Any], failed: Any, message: str) -> list[Any]:
 def typematch(before: Any, after: Any) -> bool:
     """Whether `lax` takes one type for the other. It ignores weak types."""
     return bool(core.typematch(before, after))
+
+
+def same_trace(one: Any, other: Any) -> bool:
+    """Whether two values belong to the same trace, so that one may stand for the other."""
+    return getattr(one, "_trace", None) is getattr(other, "_trace", None)
 
 
 def hide_source(directory: str) -> None:

@@ -155,6 +155,7 @@ def filter_scan(
     call = Call("filter_scan", f, trace_numbers, state, inputs)
     body = body_for(_step, call)
     plain = how.name == "lax" and until is None
+    at = places("filter_scan", buffers, carry.static)
     if not plain and any(map(is_reference, inputs.arrays)):
         raise ArgumentError(
             "filter_scan: only `jax.lax.scan` goes over mutable references, which is what "
@@ -176,7 +177,6 @@ def filter_scan(
         else:
             if unroll is True or int(unroll) != 1:
                 raise no_unroll("filter_scan", how.name)
-            at = places("filter_scan", buffers, carry.static)
             bodies, stops = [body], []
             if until is not None:
                 stop = Operands(split_held(as_tree(until)), carry)

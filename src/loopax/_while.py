@@ -11,7 +11,8 @@ from ._buffers import Loan, places, unwoven, woven
 from ._call import Call, as_tree, views
 from ._errors import ArgumentError, not_a_predicate
 from ._forward import forward_only
-from ._jax import config, error_if, lax
+from ._guard import guarded
+from ._jax import config, lax
 from ._kinds import Kind, bound_of, compiled, kind_of
 from ._split import closed_over, split, split_held
 from ._static import is_scalar
@@ -188,7 +189,7 @@ def filter_while_loop(
             if throw:
                 # Outside of the program, so that it is an ordinary error if nothing else is
                 # compiled.
-                out = error_if(out, more, _reached(body_fun, max_steps))
+                out = guarded(out, more, _reached(body_fun, max_steps))
     *_, result = operands.merge(out)
     return result
 

@@ -52,7 +52,6 @@ config = _jax.config
 PyTreeDef = _jax.tree_util.PyTreeDef
 partition = _eqx.partition
 combine = _eqx.combine
-error_if = _eqx.error_if
 tree_at = _eqx.tree_at
 
 Primitive = _extended.Primitive
@@ -64,6 +63,20 @@ eval_jaxpr = _core.eval_jaxpr
 Zero = _ad.Zero
 UndefinedPrimal = _ad.UndefinedPrimal
 instantiate_zeros = _ad.instantiate_zeros
+
+
+def error_if(arrays: list[Any], failed: Any, message: str) -> list[Any]:
+    """`eqx.error_if`, which takes no keys of `jax.random`, but takes what they are made of."""
+    is_key = [jnp.issubdtype(typeof(each).dtype, jax.dtypes.prng_key) for each in arrays]
+    data = [
+        _jax.random.key_data(each) if key else each
+        for each, key in zip(arrays, is_key, strict=True)
+    ]
+    data = _eqx.error_if(data, failed, message)
+    return [
+        _jax.random.wrap_key_data(new, impl=_jax.random.key_impl(each)) if key else new
+        for new, each, key in zip(data, arrays, is_key, strict=True)
+    ]
 
 
 def typematch(before: Any, after: Any) -> bool:

@@ -45,8 +45,13 @@ def reached(
         if not any(marks) and not _differs_by_itself(eqn):
             continue
         inner = _called(eqn)
-        every = [True] * len(eqn.outvars)
-        outs = every if inner is None else reached(inner, marks, carries)
+        if eqn.primitive.name == "read_row":
+            # The buffer comes back as it was.
+            outs = [True, marks[0]]
+        elif inner is not None:
+            outs = reached(inner, marks, carries)
+        else:
+            outs = [True] * len(eqn.outvars)
         marked.update(
             var for var, out in zip(eqn.outvars, outs, strict=True) if out and carries(var.aval)
         )

@@ -135,7 +135,7 @@ def run_loop(*flat: Any, cond: Any, body: Any, plan: Plan) -> Any:
         return both[0].is_going
 
     def step(both: Any) -> Any:
-        return steps.step(*both)
+        return steps.step(True, *both)
 
     start = (steps.start(), steps.buffers)
     state, buffers = lax.while_loop(goes_on, step, start)

@@ -26,10 +26,9 @@ def run_saving(
 
     def save(active: Any, state: State, both: Any) -> Any:
         buffers, saves = both[: plan.buffers], both[plan.buffers :]
-        state = state.where(active)
         row = state.i // spacing
         saves = [write(s, row, x, active) for s, x in zip(saves, state.carry, strict=True)]
-        state, buffers = _some_steps(steps, state, buffers, spacing, spacing, runs)
+        state, buffers = _some_steps(steps, active, state, buffers, spacing, spacing, runs)
         return state, [*buffers, *saves]
 
     state, both = runs(
@@ -40,15 +39,21 @@ def run_saving(
 
 
 def _some_steps(
-    steps: Steps, state: State, buffers: Any, count: Any, bound: int | None, runs: Runs
+    steps: Steps,
+    counts: Any,
+    state: State,
+    buffers: Any,
+    number: Any,
+    bound: int | None,
+    runs: Runs,
 ) -> tuple[State, Any]:
-    """At most `count` steps, which is at most `bound`."""
+    """At most that number of steps, which is at most `bound`."""
     if bound == 1:
-        return steps.step(state, buffers)
-    stop = state.i + count
+        return steps.step(counts, state, buffers)
+    stop = state.i + number
 
     def step(active: Any, state: Any, buffers: Any) -> Any:
-        return steps.step(state.where(active), buffers)
+        return steps.step(counts & active, state, buffers)
 
     return runs(lambda state, _: (state.i < stop) & state.is_going, step, state, buffers, bound)
 
@@ -71,7 +76,6 @@ def _save_online(
 
     def save(active: Any, carry: Any, buffers: Any) -> Any:
         state, saves, taken, spacing = carry
-        state = state.where(active)
         is_full = taken == slots
         saves = lax.cond(is_full, thin, keep, saves)
         taken = jnp.where(is_full, slots // 2, taken)
@@ -80,7 +84,7 @@ def _save_online(
             lax.dynamic_update_index_in_dim(s, x, taken, 0)
             for s, x in zip(saves, state.carry, strict=True)
         ]
-        state, buffers = _some_steps(steps, state, buffers, spacing, None, runs)
+        state, buffers = _some_steps(steps, active, state, buffers, spacing, None, runs)
         return (state, saves, taken + 1, spacing), buffers
 
     (state, saves, _, spacing), buffers = runs(

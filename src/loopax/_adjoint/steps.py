@@ -39,10 +39,6 @@ class State(NamedTuple):
     def is_going(self) -> Any:
         return jnp.any(self.active)
 
-    def where(self, active: Any) -> "State":
-        """The state, for steps that count only where this holds."""
-        return self._replace(active=self.active & active)
-
 
 class Steps:
     """The steps of the loop with these jaxprs and operands."""
@@ -71,12 +67,13 @@ class Steps:
         start = [borrowed(active, each) for each in carry]
         return State(i, active, start, carry, [steps])
 
-    def step(self, state: State, buffers: Any) -> tuple[State, Any]:
+    def step(self, counts: Any, state: State, buffers: Any) -> tuple[State, Any]:
+        """A step, which writes to the buffers where it `counts`."""
         i, active, carry, last, steps = state
         own = jnp.where(active, i, jnp.maximum(steps[0] - 1, 0)) if steps else i
         number = Number(i, own)
         new, buffers = called(
-            self._body, self._plan, self._consts, number, active, carry, buffers
+            self._body, self._plan, self._consts, number, active & counts, carry, buffers
         )
         if not self._plan.lanes:
             return State(i + 1, self._goes_on(i + 1, new, buffers), new, [], []), buffers

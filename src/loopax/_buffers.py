@@ -45,7 +45,6 @@ class Buffer:
         self._version = self._latest.version
 
     def tree_flatten(self) -> tuple[Any, Any]:
-        self._check_latest()
         return (self._latest.array, self._active), None
 
     @classmethod
@@ -292,6 +291,10 @@ class Loan:
             return carry
         rest = iter(self._outer)
         try:
+            for each in _tree.leaves(self._where(carry), is_leaf=_is_buffer):
+                if isinstance(each, Buffer):
+                    # In a tree that is made of this one nobody could tell any more.
+                    each._check_latest()  # pyright: ignore[reportPrivateUsage]
             return self._replaced(carry, lambda value: self._return(value, next(rest)))
         except (AttributeError, KeyError, IndexError, StopIteration, TypeError) as error:
             if isinstance(error, ArgumentError):

@@ -29,9 +29,12 @@ class Buffer:
 
     The arrays that `buffers=` names come to the body as these. There are two things to do:
 
-    - `buffer.at[i].set(row)` returns the buffer with row `i` written. An index beyond the end
-        writes nothing; a negative one counts from the end.
+    - `buffer.at[i].set(row)` returns the buffer with row `i` written;
+        `buffer.at[i].set(row, where=condition)` writes it if a condition holds. An index
+        beyond the end writes nothing; a negative one counts from the end.
     - `buffer[i]` is row `i`, which has to be written already, at this step or before.
+
+    They are made by the loops, not by users.
 
     A write and a read take the time of one row, forwards and backwards. As an array the
     gradient of each would take the time of the whole buffer.

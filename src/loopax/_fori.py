@@ -9,13 +9,13 @@ from jax.core import Tracer
 from ._adjoint.steps import Number
 from ._body import Body, Step, body_for
 from ._boundary import public
-from ._buffers import Loan, places, unwoven, woven
 from ._call import Call, Operands, as_tree
 from ._errors import ArgumentError, no_unroll, not_a_choice
 from ._forward import forward_only
 from ._guard import guarded
 from ._jax import jnp, lax
 from ._kinds import Kind, bound_of, compiled, kind_of
+from ._loan import Loan, places, unwoven, woven
 from ._split import split, split_held
 from ._static import is_number, is_scalar
 from ._words import shown

@@ -38,10 +38,8 @@ _mlir: Any = mlir
 _batching: Any = batching
 
 lax = _jax.lax
-random = _jax.random
 jnp = _jax.numpy
 checkpoint = _jax.checkpoint
-eval_shape = _jax.eval_shape
 jit = _jax.jit
 jvp = _jax.jvp
 vjp = _jax.vjp

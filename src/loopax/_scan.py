@@ -14,11 +14,11 @@ from ._adjoint.steps import Number
 from ._axes import Axes, along, stacked
 from ._body import Body, Step, body_for, merge_output
 from ._boundary import public
-from ._buffers import Loan, places, unwoven, woven
 from ._call import Call, Operands, as_tree
 from ._errors import ArgumentError, no_unroll, not_a_pair, not_a_predicate
 from ._jax import combine, config, eval_jaxpr, jnp, lax
 from ._kinds import Kind, compiled, kind_of
+from ._loan import Loan, places, unwoven, woven
 from ._split import Arrays, split, split_held
 from ._static import is_reference, is_scalar
 

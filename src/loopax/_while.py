@@ -7,13 +7,13 @@ from jax.core import Tracer
 
 from ._body import Body, Step, body_for
 from ._boundary import public
-from ._buffers import Loan, places, unwoven, woven
 from ._call import Call, as_tree, views
 from ._errors import ArgumentError, not_a_predicate
 from ._forward import forward_only
 from ._guard import guarded
 from ._jax import config, lax
 from ._kinds import Kind, bound_of, compiled, kind_of
+from ._loan import Loan, places, unwoven, woven
 from ._split import closed_over, split, split_held
 from ._static import is_scalar
 from ._words import shown

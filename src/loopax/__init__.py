@@ -2,6 +2,7 @@
 
 import os
 
+from . import nn as nn
 from ._associative import filter_associative_scan as filter_associative_scan
 from ._buffers import Buffer as Buffer
 from ._cond import filter_cond as filter_cond

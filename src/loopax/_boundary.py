@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import typing
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -32,6 +31,7 @@ def public(
     def decorator(function: _Function) -> _Function:
         names = _positional(function)
         hints = _hints(function)
+        caller = function.__qualname__.removesuffix(".__init__")
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -39,7 +39,7 @@ def public(
                 try:
                     for name, value in (*zip(names, args, strict=False), *kwargs.items()):
                         if name in hints and not is_bearable(value, hints[name]):
-                            raise wrong_argument(function.__name__, name, hints[name], value)
+                            raise wrong_argument(caller, name, hints[name], value)
                     return function(*args, **kwargs)
                 except Refusal as refusal:
                     # One that comes from a call within the user's function has been seen to.
@@ -66,11 +66,16 @@ def _positional(function: Callable[..., Any]) -> list[str]:
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(function)
+    hints = {
+        parameter.name: parameter.annotation
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+    untyped = (Any, inspect.Parameter.empty)
     return {
         name: hint
         for name, hint in hints.items()
-        if name != "return" and hint is not Any and not isinstance(hint, TypeVar)
+        if hint not in untyped and not isinstance(hint, TypeVar)
     }
 
 

@@ -71,7 +71,7 @@ def carry_mismatch(
     headline = (
         f"{caller}: {shown(body)} must return the carry it was given, up to array values, but:"
     )
-    return MismatchError(_report(headline, mismatches), mismatches)
+    return MismatchError(report(headline, mismatches, _for_loops(mismatches)), mismatches)
 
 
 def element_mismatch(
@@ -82,16 +82,18 @@ def element_mismatch(
         f"{caller}: {shown(function)} must return an element like those it was given, "
         "up to array values, but:"
     )
-    return MismatchError(_report(headline, mismatches), mismatches)
+    return MismatchError(report(headline, mismatches, _for_loops(mismatches)), mismatches)
 
 
-def stack_mismatch(caller: str, mismatches: Sequence[Mismatch]) -> MismatchError:
-    """The trees to be stacked are not alike."""
-    headline = f"{caller}: the trees must be like `trees[0]`, up to array values, but:"
+def stack_mismatch(
+    caller: str, root: str, mismatches: Sequence[Mismatch], more_advice: str
+) -> MismatchError:
+    """The trees to be stacked, the argument of the name `root`, are not alike."""
+    headline = f"{caller}: the {root} must be like `{root}[0]`, up to array values, but:"
     rows = [(m.path, *sides(m)) for m in mismatches]
     widths = [max(len(row[column]) for row in rows) for column in (0, 2)]
     lines = [
-        f"  {path:<{widths[0]}}   has {now:<{widths[1]}}   where trees[0] has {was}"
+        f"  {path:<{widths[0]}}   has {now:<{widths[1]}}   where {root}[0] has {was}"
         for path, was, now in rows
     ]
     kinds = {m.kind for m in mismatches}
@@ -103,6 +105,7 @@ def stack_mismatch(caller: str, mismatches: Sequence[Mismatch]) -> MismatchError
                 if kinds - {"array"}
                 else []
             ),
+            *([more_advice] if more_advice else []),
         ]
     )
     return MismatchError("\n".join([headline, "", *lines, "", advice]), mismatches)
@@ -164,7 +167,8 @@ def _fact(mismatch: Mismatch) -> tuple[str, str]:
 _MOST_ROWS = 30
 
 
-def _report(headline: str, mismatches: Sequence[Mismatch]) -> str:
+def report(headline: str, mismatches: Sequence[Mismatch], advice: Sequence[str]) -> str:
+    """What came back that is not what was given, a line each, and what to do."""
     rows = [(m.path, *_columns(m)) for m in mismatches[:_MOST_ROWS]]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [
@@ -173,9 +177,12 @@ def _report(headline: str, mismatches: Sequence[Mismatch]) -> str:
     ]
     if len(mismatches) > _MOST_ROWS:
         lines.append(f"  ... and {len(mismatches) - _MOST_ROWS} more, see `mismatches`")
-    advice = [_ALL_STATIC] if any(m.kind != "array" for m in mismatches) else []
-    advice += [f"  * {hint}" for hint in hints(mismatches, for_carry)]
     return "\n".join([headline, "", *lines, "", *advice]).rstrip()
+
+
+def _for_loops(mismatches: Sequence[Mismatch]) -> list[str]:
+    advice = [_ALL_STATIC] if any(m.kind != "array" for m in mismatches) else []
+    return advice + [f"  * {hint}" for hint in hints(mismatches, for_carry)]
 
 
 _ALL_STATIC = "Anything that is not an array is static: it keeps one value for the whole loop."

@@ -66,16 +66,26 @@ def filter_stack(trees: Sequence[Tree], *, trace_numbers: bool = False) -> Tree:
     """
     if len(trees) == 0:
         raise LengthError("filter_stack: `trees` is empty; there is nothing to stack.")
+    return stack("filter_stack", "trees", trees, trace_numbers)
+
+
+def stack(
+    caller: str, root: str, trees: Sequence[Tree], trace_numbers: bool, advice: str = ""
+) -> Tree:
+    """Stacks trees, at least one, that are the argument of the name `root`.
+
+    `advice` is what else to do if they are not alike.
+    """
     first = split(trees[0], trace_numbers)
     rules = Comparison(trace_numbers)
     rows: list[list[Any]] = []
     found: list[Mismatch] = []
     for index, tree in enumerate(trees):
-        arrays, mismatches = rules.compare(first.static, first.arrays, tree, f"trees[{index}]")
+        arrays, mismatches = rules.compare(first.static, first.arrays, tree, f"{root}[{index}]")
         rows.append(arrays)
         found += mismatches
     if found:
-        raise stack_mismatch("filter_stack", found)
+        raise stack_mismatch(caller, root, found, advice)
     return first.static.merge(jnp.stack(column) for column in zip(*rows, strict=True))
 
 

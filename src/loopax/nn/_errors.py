@@ -1,0 +1,68 @@
+"""What a stack of layers says."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import equinox as eqx
+
+from .._advice import for_carry, hints
+from .._errors import ArgumentError, MismatchError, report
+from .._mismatch import Mismatch
+from .._words import shown, tree_text
+
+
+UNLIKE = (
+    "Layers that are not alike go before or after the stack, in an eqx.nn.Sequential; or each "
+    "of the stacked layers is a block of unlike ones."
+)
+
+
+def layer_mismatch(
+    caller: str, layer: Callable[..., Any], mismatches: Sequence[Mismatch]
+) -> MismatchError:
+    """A layer returned what the next one could not be called with in the same way."""
+    headline = (
+        f"{caller}: {shown(layer)} must return an `x` like the one it was given, up to array "
+        "values, for the next layer to go on with, but:"
+    )
+    advice = [*(f"  * {hint}" for hint in hints(mismatches, for_carry)), "", UNLIKE]
+    return MismatchError(report(headline, mismatches, advice), mismatches)
+
+
+def no_layer(caller: str, made: Any) -> ArgumentError:
+    """What was to be a layer cannot be called."""
+    text = f"{caller}: a layer must be callable, but `make_layer` returned {tree_text(made)}."
+    if isinstance(made, tuple) and any(
+        isinstance(part, eqx.nn.State) for part in cast(Any, made)
+    ):
+        text += (
+            " Let it return the layer alone, and make the whole model with "
+            "eqx.nn.make_with_state: that is what collects the states."
+        )
+    return ArgumentError(text)
+
+
+def no_state(caller: str, layer: Callable[..., Any]) -> ArgumentError:
+    """Layers with states were called without one."""
+    return ArgumentError(
+        f"{caller}: {shown(layer)} has a state. Make the model with eqx.nn.make_with_state, "
+        "and call this with the state that it returns: x, state = stacked(x, state)."
+    )
+
+
+def foreign_state(caller: str, layer: Callable[..., Any]) -> ArgumentError:
+    """The state is one of other layers."""
+    return ArgumentError(
+        f"{caller}: `state` has no values for {shown(layer)} as it is stacked here. It must "
+        "come from the eqx.nn.make_with_state that made this model. Layers that are taken out "
+        "of a stack, or put into one, take their values along if the state is passed to "
+        "`unstack` or `from_layers` as well."
+    )
+
+
+def no_state_returned(caller: str, layer: Callable[..., Any], result: Any) -> ArgumentError:
+    """A layer with a state returned none."""
+    return ArgumentError(
+        f"{caller}: {shown(layer)} has a state, and so must return a pair (x, state), but "
+        f"returned {tree_text(result)}."
+    )

@@ -33,7 +33,14 @@ def hints(
         )
 
 
-def for_carry(mismatch: Mismatch) -> Iterator[str]:
+def for_x(mismatch: Mismatch) -> Iterator[str]:
+    """As `for_carry`, where there is no `trace_numbers`."""
+    return for_carry(mismatch, "")
+
+
+def for_carry(
+    mismatch: Mismatch, or_else: str = ", or pass trace_numbers=True"
+) -> Iterator[str]:
     before, after = mismatch.before, mismatch.after
     to_array = isinstance(after, AbstractValue)
     match mismatch.kind:
@@ -53,8 +60,7 @@ def for_carry(mismatch: Mismatch) -> Iterator[str]:
         case "value" if is_number(before):
             yield (
                 f"{{paths}} {{is_a}} Python {type(before).__name__}. To change {{it}} in the "
-                f"loop, start from an array, jnp.asarray({_number_text(before)}), or pass "
-                "trace_numbers=True."
+                f"loop, start from an array, jnp.asarray({_number_text(before)}){or_else}."
             )
         case "value" if to_array:
             yield "{paths}: return what was there before, or start from an array."

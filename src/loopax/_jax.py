@@ -16,7 +16,7 @@ The others are public, but annotated in ways that leave a strict type checker wi
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -157,6 +157,37 @@ class VmapAxis:
         mapped = vmap(with_axis, in_axes=(0, *in_axes), out_axes=out_axes, **options)
         # `jax.vmap` wants something that has the axis.
         return functools.partial(mapped, np.zeros(self.size, bool))
+
+    def reaches(
+        self,
+        function: Callable[..., Any],
+        values: Sequence[Any],
+        axes: Sequence[int | None],
+        has: Sequence[Any],
+    ) -> list[bool]:
+        """Which results of a function have the axis, if those of its arguments do that `has`.
+
+        `axes` are where the values have it now. One that has none, but is to have it, is taken
+        to be the same for all.
+        """
+        found: list[bool] = []
+
+        def noting(mapped: Any, arguments: Any) -> Any:
+            out = function(*arguments)
+            found[:] = [same_trace(mapped, each) for each in out]
+            return out
+
+        def over_axis(values: Any) -> Any:
+            moved = [
+                self.to_front(*each) if mark else each[0]
+                for *each, mark in zip(values, axes, has, strict=True)
+            ]
+            in_axes = [0 if mark else None for mark in has]
+            options = dict(self._options)
+            return vmap(noting, (0, in_axes), **options)(np.zeros(self.size, bool), moved)
+
+        make_jaxpr(over_axis)(values)
+        return found
 
     def to_front(self, value: Any, place: int | None) -> Any:
         """A value with the axis as its first; the same for all if it does not have it."""

@@ -176,6 +176,9 @@ _HINT_WORDS = {
     SupportsInt: "an integer",
     bool: "a boolean",
     str: "a string",
+    jax.Array: "an array",
+    eqx.nn.Sequential: "an eqx.nn.Sequential",
+    eqx.nn.State: "an eqx.nn.State",
     np.bool_: "a boolean",
     type(None): "None",
 }

@@ -1,12 +1,13 @@
 """A loop under `jax.vmap`: one loop over what all lanes have, in lockstep."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._jax import VmapAxis, eval_jaxpr
-from .jaxprs import reached, trace
+from .jaxprs import trace
 from .plan import Operands, Plan, cut, operands_of
 
 
@@ -29,7 +30,7 @@ def in_lanes(
 ) -> Lanes:
     """The loop over all lanes, from the operands and the axes that they have."""
     given, at = operands_of(plan, flat), operands_of(plan, axes)
-    marks, differs = _which(at, cond, body, plan)
+    marks, differs = _which(axis, given, at, cond, body, plan)
     given = Operands(
         *(
             [
@@ -84,18 +85,32 @@ def in_lanes(
     )
 
 
-def _which(at: Operands, cond: Any, body: Any, plan: Plan) -> tuple[Operands, bool]:
+def _which(
+    axis: VmapAxis, given: Operands, at: Operands, cond: Any, body: Any, plan: Plan
+) -> tuple[Operands, bool]:
     """Which operands have the axis, before the loop or after some steps.
 
     Also whether the predicate has it. Then every carry does, of which each lane has its last.
     """
     marks = Operands(*([each is not None for each in part] for part in at))
+
+    def reaches(jaxpr: Any, consts: int, numbers: Sequence[Any], differ: bool) -> list[bool]:
+        # Not which may have it, but which do, as `jax.vmap` finds: what a collective makes of
+        # all lanes is one for all of them again.
+        more = [None] * len(numbers), [differ and n > 0 for n in range(len(numbers))]
+        values, axes, has = (
+            [*part[consts], *each, *part.carry, *part.buffers]
+            for part, each in zip((given, at, marks), (numbers, *more), strict=True)
+        )
+        return axis.reaches(functools.partial(eval_jaxpr, jaxpr, ()), values, axes, has)
+
+    i = np.int32(0)
+    number = [i, np.zeros(plan.lanes, np.int32), np.zeros(plan.lanes, bool)]
     while True:
-        (differs,) = reached(cond, [*marks.cond_consts, False, *marks.carry, *marks.buffers])
+        (differs,) = reaches(cond, 0, [i], False)
         # The lanes are the first axes of a predicate, so that none can be left out before them.
         differs = differs or bool(plan.lanes)
-        numbers = [False, differs, differs]
-        outs = reached(body, [*marks.body_consts, *numbers, *marks.carry, *marks.buffers])
+        outs = reaches(body, 1, number, differs)
         carry, buffers = cut(outs, plan.carry, plan.buffers)
         new = marks._replace(
             carry=[a or b or differs for a, b in zip(marks.carry, carry, strict=True)],

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import equinox as eqx
+import jax
 
-from .._advice import for_carry, hints
+from .._advice import for_x, hints
 from .._errors import ArgumentError, MismatchError, report
 from .._mismatch import Mismatch
-from .._words import shown, tree_text
+from .._words import shown, tree_text, type_text
 
 
 UNLIKE = (
@@ -25,7 +26,7 @@ def layer_mismatch(
         f"{caller}: {shown(layer)} must return an `x` like the one it was given, up to array "
         "values, for the next layer to go on with, but:"
     )
-    advice = [*(f"  * {hint}" for hint in hints(mismatches, for_carry)), "", UNLIKE]
+    advice = [*(f"  * {hint}" for hint in hints(mismatches, for_x)), "", UNLIKE]
     return MismatchError(report(headline, mismatches, advice), mismatches)
 
 
@@ -57,6 +58,15 @@ def foreign_state(caller: str, layer: Callable[..., Any]) -> ArgumentError:
         "come from the eqx.nn.make_with_state that made this model. Layers that are taken out "
         "of a stack, or put into one, take their values along if the state is passed to "
         "`unstack` or `from_layers` as well."
+    )
+
+
+def no_row_for_each(caller: str, depth: int, value: Any) -> ArgumentError:
+    """A value in the state is not one for each layer."""
+    return ArgumentError(
+        f"{caller}: `state` has {type_text(jax.typeof(value))}, whose first axis is not that "
+        f"of the {depth} layers. A batch of states is for jax.vmap to take apart: "
+        "jax.vmap(stacked)(x, state)."
     )
 
 

@@ -31,7 +31,7 @@ def public(
     def decorator(function: _Function) -> _Function:
         names = _positional(function)
         hints = _hints(function)
-        caller = function.__qualname__.removesuffix(".__init__")
+        caller = function.__qualname__.removesuffix(".__init__").removesuffix(".__call__")
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:

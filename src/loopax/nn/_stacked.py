@@ -175,7 +175,7 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
         self.options = Options().replace("Stacked", depth, {**options})
         by_name = _made_by_name(make_layer)
 
-        def make(key: jax.Array) -> Layer:
+        def make(key: jax.Array) -> Any:
             return make_layer(key=key) if by_name else make_layer(key)
 
         self.layers = cast(Any, eqx).filter_vmap(make, axis_size=depth)(jr.split(key, depth))

@@ -35,7 +35,7 @@ class Block(eqx.Module):
 
 
 class Running(eqx.nn.StatefulLayer):
-    """A layer with what layers have states for: a norm of the batch, a spectral norm, a count."""
+    """A layer with what there are states for: a batch norm, a spectral norm, a count."""
 
     linear: eqx.nn.SpectralNorm
     norm: eqx.nn.BatchNorm

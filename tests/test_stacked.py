@@ -55,7 +55,7 @@ def arrays(tree):
     return eqx.filter(tree, eqx.is_inexact_array)
 
 
-# -- numbers are those of the layers one after the other -------------------------------------
+# -- numbers are those of the layers one after the other --------
 
 
 @options
@@ -140,7 +140,7 @@ def test_x_may_be_any_tree(stack):
     assert out["act"] is jax.nn.relu
 
 
-# -- how layers are made, and got at -----------------------------------------------------------
+# -- how layers are made, and got at --------
 
 
 def make_by_place(key):
@@ -216,7 +216,8 @@ def test_layers_come_back_as_they_went_in():
 
 
 @pytest.mark.parametrize(
-    "where", [slice(1, 4), slice(None), slice(None, None, 2), slice(None, None, -1), slice(2, 2)]
+    "where",
+    [slice(1, 4), slice(None), slice(None, None, 2), slice(None, None, -1), slice(2, 2)],
 )
 def test_a_slice_is_a_stack(stack, where):
     part = stack.with_options(unroll=2)[where]
@@ -238,7 +239,7 @@ def test_no_layers_at_all():
     assert len(stack) == 0
     assert list(stack) == []
     assert_close(stack(X), X)
-    x, outputs = stack.with_options(all_outputs=True)(X, key=KEY)
+    _x, outputs = stack.with_options(all_outputs=True)(X, key=KEY)
     assert outputs.shape == (0, SIZE)
 
 
@@ -272,7 +273,7 @@ def test_what_does_not_depend_on_the_key_is_there_for_each_layer():
     assert_close(stack(jnp.ones(3)), 1 + 2 * jnp.arange(3.0))
 
 
-# -- in place of a sequential ----------------------------------------------------------------
+# -- in place of a sequential --------
 
 
 def test_among_the_layers_of_a_sequential(stack):
@@ -320,7 +321,7 @@ def test_a_layer_that_wants_a_key_gets_none_if_there_is_none():
     assert_close(Stacked(lambda key: Wants(), 2, key=KEY)(X, key=KEY), X + 2)
 
 
-# -- options -----------------------------------------------------------------------------------
+# -- options --------
 
 
 @options
@@ -393,7 +394,7 @@ def test_remat_and_checkpoints_save_memory():
     assert memory(stack.with_options(remat=save_all)) > plain / 2
 
 
-# -- what else is done with a model ------------------------------------------------------------
+# -- what else is done with a model --------
 
 
 def test_saved_and_loaded(stack):
@@ -494,7 +495,7 @@ def test_sharded_along_the_layers():
     assert run.returncode == 0, run.stderr
 
 
-# -- what is wrong is said ------------------------------------------------------------------------
+# -- what is wrong is said --------
 
 
 def message(error, run):

@@ -52,7 +52,8 @@ def test_all_names_what_is_public_and_nothing_else():
 def test_nothing_else_is_visible():
     visible = {name for name in dir(loopax) if not name.startswith("_")}
     # The import hook that checks types in the tests adds a name of its own.
-    assert visible - {"jaxtyping"} == set(loopax.__all__)
+    assert visible - {"jaxtyping"} == {*loopax.__all__, "nn"}
+    assert loopax.nn.__all__ == ("Stacked",)
 
 
 def test_all_can_be_imported_at_once():
@@ -223,7 +224,7 @@ def test_every_file_says_what_it_is_for(file):
     assert ast.get_docstring(ast.parse(file.read_text()))
 
 
-@pytest.mark.parametrize("file", ["README.md", "docs/reverse.md"])
+@pytest.mark.parametrize("file", ["README.md", "docs/layers.md", "docs/reverse.md"])
 def test_the_code_in_the_documentation_runs(file):
     text = (pathlib.Path(__file__).parents[1] / file).read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -5,6 +5,7 @@ import functools
 import io
 import os
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -271,6 +272,20 @@ def test_what_does_not_depend_on_the_key_is_there_for_each_layer():
     stack = Stacked(Constant, 2, key=KEY)
     assert stack.layers.gain.shape == stack.layers.table.shape == (2, 3)
     assert_close(stack(jnp.ones(3)), 1 + 2 * jnp.arange(3.0))
+
+
+def test_the_examples_in_the_docstrings_run():
+    namespace = {"__name__": "example"}
+    for documented in (Stacked, Stacked.from_layers, Stacked.with_options):
+        blocks = re.findall(r"^( *)```python\n(.*?)^\1```", documented.__doc__, re.S | re.M)
+        assert blocks
+        for _, code in blocks:
+            exec(textwrap.dedent(code), namespace)
+
+
+def test_it_is_found_in_the_package():
+    assert Stacked.__module__ == "loopax.nn"
+    assert loopax.nn.Stacked is Stacked
 
 
 # -- in place of a sequential --------

@@ -497,8 +497,8 @@ def test_layers_and_states_made_at_once():
     text = message(loopax.ArgumentError, lambda: Stacked(make, 3, key=KEY))
     assert text == (
         "Stacked: a layer must be callable, but `make_layer` returned a tuple of length 2. Let "
-        "it return the layer alone, and make the whole model with eqx.nn.make_with_state: that is "
-        "what collects the states."
+        "it return the layer alone, and make the whole model with eqx.nn.make_with_state: that "
+        "is what collects the states."
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from jax._src import source_info_util
 
 import loopax
-from loopax._jax import typematch
+from loopax._jax import VmapAxis, typematch
 
 
 F32 = jax.typeof(jnp.zeros(3))
@@ -40,3 +40,15 @@ def test_the_source_of_a_loop_is_no_line_of_ours():
     loop = jax.make_jaxpr(run)(jnp.ones(())).eqns[-1]
     assert loop.primitive.name == "scan"
     assert os.path.dirname(loopax.__file__) not in source_info_util.summarize(loop.source_info)
+
+
+def test_which_results_have_the_axis_of_a_vmap():
+    class Axis:
+        size, name, spmd_name = 3, "lanes", None
+
+    def function(x, shared, later):
+        return [x, shared, x + shared, jax.lax.psum(x, "lanes"), later, jnp.ones(())]
+
+    values = [jnp.ones((2, 3)), jnp.ones(()), jnp.ones(())]
+    found = VmapAxis(Axis).reaches(function, values, [1, None, None], [True, False, True])
+    assert found == [True, False, True, False, True, False]

@@ -225,3 +225,83 @@ def test_what_a_loop_of_lax_passes_on_can_be_differentiated():
 
     assert jax.grad(run)(ONE) == 2
     assert jax.jit(jax.grad(run))(ONE) == 2
+
+
+# -- what is one for all lanes ------------------------------------------------------------
+
+
+def mean_of_lanes(carry):
+    """What layers with a state for the whole batch do."""
+    x, mean = carry
+    return jnp.sin(x) + mean, 0.5 * mean + jax.lax.pmean(x, "lanes")
+
+
+SHARED = {
+    "scan": lambda carry, **options: loopax.filter_scan(
+        lambda carry, _: (mean_of_lanes(carry), carry[1]), carry, length=3, **options
+    ),
+    "nested": lambda carry, **options: loopax.filter_scan(
+        lambda carry, _: loopax.filter_scan(
+            lambda carry, _: (mean_of_lanes(carry), carry[1]), carry, length=2, **options
+        ),
+        carry,
+        length=3,
+        **options,
+    ),
+    "cond": lambda carry, **options: loopax.filter_scan(
+        lambda carry, i: (
+            loopax.filter_cond(i > 0, mean_of_lanes, lambda carry: carry, carry),
+            carry[1],
+        ),
+        carry,
+        jnp.arange(3),
+        **options,
+    ),
+    "fori": lambda carry, **options: (
+        loopax.filter_fori_loop(0, 3, lambda _, carry: mean_of_lanes(carry), carry, **options),
+        jnp.array(0.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["checkpointed", "bounded"])
+@pytest.mark.parametrize("loop", SHARED.values(), ids=SHARED)
+def test_what_is_one_for_all_lanes_stays_so(loop, kind):
+    xs = jnp.linspace(0.0, 1.0, 5)
+
+    def run(xs, mean, **options):
+        def one(x, mean):
+            (x, mean), means = loop((x, mean), **options)
+            return x, (mean, means)
+
+        over = jax.vmap(one, in_axes=(0, None), out_axes=(0, None), axis_name="lanes")
+        return over(xs, mean)
+
+    def loss(xs, mean, **options):
+        ys, (mean, means) = run(xs, mean, **options)
+        return jnp.sum(ys**2) + mean + jnp.sum(jnp.sin(means))
+
+    mean = jnp.array(0.5)
+    for function in (run, jax.grad(loss, (0, 1))):
+        actual, expected = function(xs, mean, kind=kind), function(xs, mean)
+        for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+            assert a.shape == b.shape
+            assert jnp.allclose(a, b, rtol=1e-5)
+
+
+def test_a_while_loop_keeps_apart_what_is_one_for_all_lanes():
+    def run(xs, **options):
+        def one(x):
+            return loopax.filter_while_loop(
+                lambda carry: carry[2] < 3,
+                lambda carry: (*mean_of_lanes(carry[:2]), carry[2] + 1),
+                (x, jnp.array(0.5), jnp.array(0)),
+                **options,
+            )
+
+        return jax.vmap(one, out_axes=(0, None, None), axis_name="lanes")(xs)
+
+    xs = jnp.linspace(0.0, 1.0, 5)
+    for a, b in zip(run(xs, max_steps=4), run(xs), strict=True):
+        assert a.shape == b.shape
+        assert jnp.allclose(a, b)

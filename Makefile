@@ -25,6 +25,7 @@ $(VENV)/%.ok: pyproject.toml
 benchmark: $(VENV)/benchmarks.ok
 	$(BIN)/python benchmarks/reverse.py
 	$(BIN)/python benchmarks/clients.py
+	$(BIN)/python benchmarks/layers.py
 
 docs: $(VENV)/docs.ok
 	$(BIN)/mkdocs build --strict

@@ -12,6 +12,7 @@ PARTS = {
     "mlp_carry": "Equinox issues 630 and 934: networks as carry, stateful layers as xs",
     "ppo_cartpole": "PPO on CartPole: training as one compiled call of nested scans",
     "digits_training": "Handwritten digits: model and optimiser state as the carry",
+    "transformer": "A language model on Python's own documentation: its depth as one scan",
     "van_der_pol": "Van der Pol: an adaptive solver in one while loop",
 }
 

@@ -99,10 +99,9 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
 
     **Options**, by name, here, for `from_layers` and for `with_options`:
 
-    - `unroll`: how many layers to compile into one iteration of the scan. `True` unrolls it
-        altogether. A scan of few, small layers takes up to twice the time of the layers one
-        by one; then it is worth the time to compile two or four at once. See the
-        documentation for figures.
+    - `unroll`: how many layers to compile into one iteration of the scan, best a divisor of
+        `depth`. `True` unrolls it altogether. For a shallow stack it may save time, where the
+        hardware is slow to begin an iteration.
     - `reverse`: call the last layer first.
     - `kind`, `checkpoints`: how gradients are computed, as for [`loopax.filter_scan`][]. By
         default (`"lax"`) everything is kept that the backward pass needs of every layer.

@@ -1,8 +1,7 @@
 """A language model whose depth is one scan: trained, and then run through its caches.
 
-It learns the documentation strings of Python's standard library, letter by letter, and then
-writes some. Training is one `filter_scan`, and so is writing. For the model itself see
-`language_model.py`.
+It learns the documentation of Python's standard library, letter by letter, and then writes
+some. Training is one `filter_scan`, and so is writing; `language_model.py` has the model.
 """
 
 import importlib

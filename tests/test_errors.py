@@ -669,6 +669,13 @@ def test_a_weakly_typed_array_that_becomes_a_vector():
     )
 
 
+def test_a_number_that_becomes_a_key_with_traced_numbers():
+    # `lax.scan` fails on the way to its own message here.
+    with pytest.raises(loopax.MismatchError) as caught:
+        loopax.filter_scan(lambda _, x: (jr.key(0), x), 0, length=2, trace_numbers=True)
+    assert "carry   was int32[]   came back as key<fry>[]" in str(caught.value)
+
+
 def test_a_typed_key_that_becomes_a_legacy_key():
     assert scan_to({"key": jr.key(0)}, {"key": jr.PRNGKey(0)}) == text(
         must_return("filter_scan"),

@@ -140,6 +140,7 @@ class Body:
         self.__name__ = self.__qualname__ = named(call.function)
         self._calling = calling
         self._local: Any = threading.local()
+        self._signature: inspect.Signature | None = None
         self._names = [
             tuple(name for static in statics for name in names(static))
             for statics in call.statics
@@ -164,9 +165,11 @@ class Body:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        if not self.calls:
-            raise AttributeError("__signature__")
-        return self.calls[-1].signature
+        if self._signature is None:
+            if not self.calls:
+                raise AttributeError("__signature__")
+            self._signature = _signature(self.calls[-1].function)
+        return self._signature
 
     @contextlib.contextmanager
     def during(self, call: Call) -> Generator[None]:
@@ -189,6 +192,21 @@ class Body:
         nodes = [value for value in inputs if isinstance(value, Arrays)]
         others = [value for value in inputs if not isinstance(value, Arrays)]
         return self._calling(Step(self, call, nodes), *others, *call.merge(nodes))
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """The parameters of a function, with nothing of the user's, which would be kept alive."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        raise AttributeError("signature") from None
+    absent = inspect.Parameter.empty
+    return inspect.Signature(
+        [
+            each.replace(annotation=absent, default=absent if each.default is absent else None)
+            for each in parameters
+        ]
+    )
 
 
 def _with_code(function: Any) -> Callable[..., Any]:

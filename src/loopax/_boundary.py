@@ -9,7 +9,7 @@ from beartype.door import is_bearable
 
 from . import _tree
 from ._errors import MismatchError, Refusal, wrong_argument
-from ._static import is_dynamic
+from ._static import is_dynamic, type_of
 from ._traceback import hide_own_frames
 
 
@@ -31,6 +31,7 @@ def public(
     def decorator(function: _Function) -> _Function:
         names = _positional(function)
         hints = _hints(function)
+        known = {name: _known_types(hint) for name, hint in hints.items()}
         caller = function.__qualname__.removesuffix(".__init__").removesuffix(".__call__")
 
         @functools.wraps(function)
@@ -38,13 +39,15 @@ def public(
             try:
                 try:
                     for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-                        if name in hints and not is_bearable(value, hints[name]):
+                        if name not in hints or type(value) in known[name]:
+                            continue
+                        if not is_bearable(value, hints[name]):
                             raise wrong_argument(caller, name, hints[name], value)
                     return function(*args, **kwargs)
                 except Refusal as refusal:
                     # One that comes from a call within the user's function has been seen to.
-                    known, refusal.settled = refusal.settled, True
-                    if known or namesake is None or kwargs.get("trace_numbers") is not True:
+                    settled, refusal.settled = refusal.settled, True
+                    if settled or namesake is None or kwargs.get("trace_numbers") is not True:
                         raise
                     raise _with_words_of(
                         namesake, function, functions, trees, args, kwargs, refusal
@@ -79,6 +82,12 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
+def _known_types(hint: Any) -> frozenset[type]:
+    """Types of which every value is of that kind, so that it need not be asked."""
+    common: tuple[Any, ...] = (0, True, "", None, _known_types)
+    return frozenset(type_of(value) for value in common if is_bearable(value, hint))
+
+
 def _with_words_of(
     namesake: Callable[..., Any],
     function: Callable[..., Any],
@@ -107,7 +116,7 @@ def _with_words_of(
     try:
         namesake(*args, **{k: v for k, v in kwargs.items() if k != "trace_numbers"})
     except (TypeError, ValueError) as error:
-        if _NOT_ABOUT_IT in str(error):
+        if any(text in str(error) for text in _NOT_ABOUT_IT):
             return refusal
         if not isinstance(refusal, type(error)):
             return error
@@ -124,5 +133,6 @@ def _with_words_of(
     return refusal
 
 
-# What `lax` says if a function returns something static, which is no fault here.
-_NOT_ABOUT_IT = "not a valid JAX type"
+# What `lax` says if a function returns something static, which is no fault here; and if it
+# tries to promote a number to a random key, before it sees that the carry has changed.
+_NOT_ABOUT_IT = ("not a valid JAX type", "not a valid dtype for JAX type promotion")

@@ -1,7 +1,6 @@
 """What a public function was called with, split, while the call lasts."""
 
 import functools
-import inspect
 import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -55,6 +54,11 @@ class Operands:
     def merge(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """The trees again, over other arrays."""
         return _merge(self.statics, arrays)
+
+    def merge_last(self, arrays: Sequence[Any]) -> Any:
+        """The last of the trees alone, such as the carry, over other arrays."""
+        static = self.statics[-1]
+        return static.merge(arrays[len(arrays) - static.num_arrays :])
 
 
 def _merge(statics: Sequence[Static], arrays: Sequence[Any]) -> tuple[Any, ...]:
@@ -123,14 +127,6 @@ class Call:
         self.functions = view.functions
         self.own = view.own
         self.as_arrays = as_arrays
-
-    @functools.cached_property
-    def signature(self) -> inspect.Signature:
-        """That of `function`. JAX asks for it several times."""
-        try:
-            return inspect.signature(self.function)
-        except ValueError:
-            raise AttributeError("signature") from None
 
     @functools.cached_property
     def leaves(self) -> list[Any]:

@@ -130,7 +130,7 @@ def filter_fori_loop(
             out, more = compiled(_run, (body,), how, at, held)(lower, upper, state.arrays)
             if more is not None:
                 out = guarded(out, more, _too_many(body_fun, max_steps))
-    *_, result = state.merge(out)
+    result = state.merge_last(out)
     return result
 
 

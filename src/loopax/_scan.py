@@ -187,7 +187,7 @@ def filter_scan(
             run = compiled(_run, bodies, how, at, steps, bool(reverse))
             out, ys = run(state.arrays, carry.arrays, inputs.arrays, stops)
         ys = merge_output(ys)
-    *_, last = state.merge(out)
+    last = state.merge_last(out)
     return last, stacked("filter_scan", ys, out_axes, trace_numbers)
 
 

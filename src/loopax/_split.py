@@ -106,9 +106,12 @@ def split_held(tree: Any, trace_numbers: bool = False) -> Split:
 
 
 def _split(leaves: list[Any], treedef: Any, dynamic: list[bool]) -> Split:
-    pairs = list(zip(leaves, dynamic, strict=True))
-    arrays = [leaf for leaf, is_array in pairs if is_array]
-    rest = [HOLE if is_array else leaf for leaf, is_array in pairs]
+    arrays: list[Any] = []
+    rest = leaves.copy()
+    for place, is_array in enumerate(dynamic):
+        if is_array:
+            arrays.append(leaves[place])
+            rest[place] = HOLE
     return Split(arrays, Static(treedef, rest))
 
 

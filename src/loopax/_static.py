@@ -22,6 +22,9 @@ from . import _tree
 # the same answer for them, but only after formatting an error message.
 _NEVER_VALUES = (str, bytes, type, types.FunctionType, types.MethodType)
 
+# Types of JAX's arrays, and of what stands for them in a trace.
+_arrays: set[type] = set()
+
 # Types that JAX was seen to refuse: it decides by type, and says no by formatting a message
 # that has the value in it.
 _refused: "weakref.WeakSet[type]" = weakref.WeakSet()
@@ -40,9 +43,12 @@ def is_number(leaf: Any) -> bool:
 
 def is_dynamic(leaf: Any, trace_numbers: bool) -> bool:
     """Whether a loop may change `leaf`: it is an array, or else a value to JAX."""
+    if type(leaf) in _arrays:
+        return True
     if is_numpy(leaf):
         return _jax_has(leaf.dtype)
     if eqx.is_array(leaf):
+        _arrays.add(type_of(leaf))
         return True
     if is_number(leaf):
         return trace_numbers
@@ -146,11 +152,19 @@ def nodes(treedef: Any) -> Iterator[tuple[Any, Any, int]]:
         node = ahead.pop()
         data = node.node_data()
         if data is None:
-            yield (None, None, 0)
+            yield _LEAF
+            continue
+        children = node.children()
+        count = len(children)
+        yield (*data, count)
+        if node.num_leaves == count == node.num_nodes - 1:
+            # All of them are leaves, and need not be asked one by one.
+            yield from (_LEAF,) * count
         else:
-            children = node.children()
-            yield (*data, len(children))
             ahead += reversed(children)
+
+
+_LEAF = (None, None, 0)
 
 
 def same_structure(before: Any, after: Any) -> bool:

@@ -27,7 +27,11 @@ class NoToken(Exception):
 _MOST_PARTS = 10_000
 
 # Types that never die.
-_IMMORTAL = frozenset((None, type(None), tuple, list, dict, frozenset))
+_IMMORTAL = frozenset((type(None), tuple, list, dict, frozenset))
+
+
+# There is none in many a place where there could be a tree.
+_NOTHING = _tree.structure(None)
 
 
 class Tokens:
@@ -75,14 +79,19 @@ class Tokens:
 
     def of_structure(self, treedef: Any) -> Hashable:
         """The token of the structure of a tree."""
+        if treedef == _NOTHING:
+            return None
         return tuple(
-            (
-                self._of_kind(kind),
-                None if data is None else self.of(data),
-                count,
-            )
-            for kind, data, count in nodes(treedef)
+            [
+                node
+                if node[0] is None
+                else (self._of_kind(node[0]), self._of_data(node[1]), node[2])
+                for node in nodes(treedef)
+            ]
         )
+
+    def _of_data(self, data: Any) -> Hashable:
+        return None if data is None else self.of(data)
 
     def _of_object(self, value: Any, kind: Any) -> Hashable:
         # The same object is often found in many places, such as the sign of an absent field.

@@ -213,7 +213,8 @@ def test_layers_come_back_as_they_went_in():
     assert eqx.tree_equal([stack[i] for i in range(DEPTH)], layers)
     assert eqx.tree_equal([stack[i] for i in range(-DEPTH, 0)], layers)
     assert eqx.tree_equal(stack[np.int64(1)], layers[1])
-    assert eqx.tree_equal(Stacked.from_layers(eqx.nn.Sequential(layers)), stack)
+    for same in (eqx.nn.Sequential(layers), tuple(layers), iter(layers), stack):
+        assert eqx.tree_equal(Stacked.from_layers(same), stack)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +256,36 @@ def test_layers_without_arrays():
 
 def test_functions_as_layers():
     assert_close(Stacked.from_layers([jnp.sin, jnp.sin])(X), jnp.sin(jnp.sin(X)))
+
+
+def test_methods_and_partial_applications_as_layers():
+    def make(key):
+        return functools.partial(jnp.matmul, jr.normal(key, (SIZE, SIZE)))
+
+    class Scale(eqx.Module):
+        gain: Any
+
+        def apply(self, x):
+            return self.gain * x
+
+    expected = X
+    for key in jr.split(KEY, 2):
+        expected = make(key)(expected)
+    assert_close(Stacked(make, 2, key=KEY)(X), expected)
+    layers = [make(key) for key in jr.split(KEY, 2)]
+    assert_close(Stacked.from_layers(layers)(X), expected)
+    scales = [Scale(jnp.array(gain)).apply for gain in (2.0, 3.0)]
+    assert_close(Stacked.from_layers(scales)(X), 6 * X)
+
+
+def test_layers_that_are_transformed():
+    xs = jnp.stack([X, 2 * X])
+    linear = functools.partial(eqx.nn.Linear, SIZE, SIZE)
+    stack = Stacked(linear, 2, key=KEY)
+    each = Stacked(lambda key: eqx.filter_vmap(linear(key=key)), 2, key=KEY)
+    assert_close(each(xs), jax.vmap(stack)(xs))
+    each = Stacked(lambda key: eqx.filter_jit(linear(key=key)), 2, key=KEY)
+    assert_close(each(X), stack(X))
 
 
 def test_what_does_not_depend_on_the_key_is_there_for_each_layer():
@@ -419,6 +450,21 @@ def test_saved_and_loaded(stack):
     loaded = eqx.tree_deserialise_leaves(file, Stacked(Block, DEPTH, key=jr.key(7)))
     assert eqx.tree_equal(loaded, stack)
     assert jnp.array_equal(loaded(X), stack(X))
+
+
+def test_subclasses_keep_what_they_add():
+    class Named(Stacked):
+        name: Any
+
+        def __init__(self, name):
+            super().__init__(Block, DEPTH, key=KEY)
+            self.name = name
+
+    named = Named("a")
+    for other in (named, named[1:3], named.with_options(unroll=2)):
+        assert type(other) is Named
+        assert other.name == "a"
+    assert_close(named(X), Stacked(Block, DEPTH, key=KEY)(X))
 
 
 def test_copied_and_pickled():
@@ -623,7 +669,7 @@ def test_a_number_for_x(stack):
         (
             lambda: Stacked(lambda key: jnp.ones(3), 2, key=KEY),
             loopax.ArgumentError,
-            "Stacked: a layer must be callable, but `make_layer` returned float32[2,3].",
+            "Stacked: a layer must be callable, but `make_layer` returned float32[3].",
         ),
         (
             lambda: Stacked.from_layers([]),
@@ -633,8 +679,12 @@ def test_a_number_for_x(stack):
         (
             lambda: Stacked.from_layers(Block(key=KEY)),
             loopax.ArgumentError,
-            "Stacked.from_layers: `layers` must be a sequence or an eqx.nn.Sequential, but is "
-            "a Block.",
+            "Stacked.from_layers: `layers` must be an iterable, but is a Block.",
+        ),
+        (
+            lambda: Stacked.from_layers([jnp.ones(3)]),
+            loopax.ArgumentError,
+            "Stacked.from_layers: a layer must be callable, but `layers` holds float32[3].",
         ),
         (
             lambda: Stacked(Block, 2, key=KEY)(X, key=0),
@@ -652,6 +702,13 @@ def test_arrays_of_several_lengths(stack):
     text = message(loopax.LengthError, lambda: broken(X))
     assert text.splitlines()[0] == "Stacked: the arrays in `layers` must be of one length, but:"
     assert "  layers.linear.bias     float32[2,4]     has length 2 along axis 0" in text
+
+
+def test_a_layer_in_place_of_what_makes_one():
+    with pytest.raises(ValueError, match="ndim") as caught:
+        Stacked(eqx.nn.Linear(SIZE, SIZE, key=KEY), 3, key=KEY)
+    said = "Stacked: `make_layer` is a Linear, and was called with a key, to make a layer."
+    assert any(note.startswith(said) for note in caught.value.__notes__)
 
 
 def test_an_error_in_a_layer_is_the_users_own():

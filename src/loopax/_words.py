@@ -5,7 +5,7 @@ import inspect
 import os
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, SupportsIndex, SupportsInt, cast
 
 import equinox as eqx
@@ -172,12 +172,12 @@ def hint_text(hint: Any) -> str:
 _HINT_WORDS = {
     Callable: "callable",
     Sequence: "a sequence",
+    Iterable: "an iterable",
     SupportsIndex: "an integer",
     SupportsInt: "an integer",
     bool: "a boolean",
     str: "a string",
     jax.Array: "an array",
-    eqx.nn.Sequential: "an eqx.nn.Sequential",
     eqx.nn.State: "an eqx.nn.State",
     np.bool_: "a boolean",
     type(None): "None",

@@ -1,6 +1,6 @@
 """What a stack of layers says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import equinox as eqx
@@ -18,9 +18,7 @@ UNLIKE = (
 )
 
 
-def layer_mismatch(
-    caller: str, layer: Callable[..., Any], mismatches: Sequence[Mismatch]
-) -> MismatchError:
+def layer_mismatch(caller: str, layer: Any, mismatches: Sequence[Mismatch]) -> MismatchError:
     """A layer returned what the next one could not be called with in the same way."""
     headline = (
         f"{caller}: {shown(layer)} must return an `x` like the one it was given, up to array "
@@ -30,9 +28,9 @@ def layer_mismatch(
     return MismatchError(report(headline, mismatches, advice), mismatches)
 
 
-def no_layer(caller: str, made: Any) -> ArgumentError:
+def no_layer(caller: str, where: str, made: Any) -> ArgumentError:
     """What was to be a layer cannot be called."""
-    text = f"{caller}: a layer must be callable, but `make_layer` returned {tree_text(made)}."
+    text = f"{caller}: a layer must be callable, but {where} {tree_text(made)}."
     if isinstance(made, tuple) and any(
         isinstance(part, eqx.nn.State) for part in cast(Any, made)
     ):
@@ -43,7 +41,16 @@ def no_layer(caller: str, made: Any) -> ArgumentError:
     return ArgumentError(text)
 
 
-def no_state(caller: str, layer: Callable[..., Any]) -> ArgumentError:
+def made_by_a_layer(caller: str, layer: Any) -> str:
+    """A note to an error that came up when a layer was called to make one."""
+    return (
+        f"{caller}: `make_layer` is {tree_text(layer)}, and was called with a key, to make a "
+        "layer. If it is a layer itself, pass what makes it instead: a class, or a function of "
+        "a key. To stack layers that there are, call Stacked.from_layers."
+    )
+
+
+def no_state(caller: str, layer: Any) -> ArgumentError:
     """Layers with states were called without one."""
     return ArgumentError(
         f"{caller}: {shown(layer)} has a state. Make the model with eqx.nn.make_with_state, "
@@ -51,7 +58,7 @@ def no_state(caller: str, layer: Callable[..., Any]) -> ArgumentError:
     )
 
 
-def foreign_state(caller: str, layer: Callable[..., Any]) -> ArgumentError:
+def foreign_state(caller: str, layer: Any) -> ArgumentError:
     """The state is one of other layers."""
     return ArgumentError(
         f"{caller}: `state` has no values for {shown(layer)} as it is stacked here. It must "
@@ -70,7 +77,7 @@ def no_row_for_each(caller: str, depth: int, value: Any) -> ArgumentError:
     )
 
 
-def no_state_returned(caller: str, layer: Callable[..., Any], result: Any) -> ArgumentError:
+def no_state_returned(caller: str, layer: Any, result: Any) -> ArgumentError:
     """A layer with a state returned none."""
     return ArgumentError(
         f"{caller}: {shown(layer)} has a state, and so must return a pair (x, state), but "

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import operator
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Generic, SupportsIndex, TypeVar, Unpack, cast, overload
 
 import equinox as eqx
@@ -14,6 +14,7 @@ import jax.random as jr
 from .. import _tree
 from .._axes import length_along
 from .._boundary import public
+from .._call import as_tree
 from .._errors import LengthError
 from .._mismatch import Comparison
 from .._scan import filter_scan
@@ -24,6 +25,7 @@ from ._errors import (
     UNLIKE,
     foreign_state,
     layer_mismatch,
+    made_by_a_layer,
     no_layer,
     no_row_for_each,
     no_state,
@@ -32,7 +34,7 @@ from ._errors import (
 from ._options import Options, OptionsDict
 
 
-Layer = TypeVar("Layer", bound=Callable[..., Any])
+Layer = TypeVar("Layer")
 
 
 class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
@@ -175,18 +177,26 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
         by_name = _made_by_name(make_layer)
 
         def make(key: jax.Array) -> Any:
-            return make_layer(key=key) if by_name else make_layer(key)
+            layer: Any = make_layer(key=key) if by_name else make_layer(key)
+            if not callable(layer):
+                raise no_layer("Stacked", "`make_layer` returned", layer)
+            return as_tree(layer)
 
-        self.layers = cast(Any, eqx).filter_vmap(make, axis_size=depth)(jr.split(key, depth))
+        try:
+            self.layers = cast(Any, eqx).filter_vmap(make, axis_size=depth)(
+                jr.split(key, depth)
+            )
+        except Exception as error:
+            if isinstance(make_layer, eqx.Module) and not isinstance(make_layer, eqx.Partial):
+                error.add_note(made_by_a_layer("Stacked", make_layer))
+            raise
         self._depth = depth
-        if not callable(self.layers):
-            raise no_layer("Stacked", self.layers)
 
     @overload
     @classmethod
     def from_layers(
         cls,
-        layers: Sequence[Layer] | eqx.nn.Sequential,
+        layers: Iterable[Layer],
         state: None = None,
         **options: Unpack[OptionsDict],
     ) -> "Stacked[Layer]": ...
@@ -194,7 +204,7 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
     @classmethod
     def from_layers(
         cls,
-        layers: Sequence[Layer] | eqx.nn.Sequential,
+        layers: Iterable[Layer],
         state: eqx.nn.State,
         **options: Unpack[OptionsDict],
     ) -> tuple["Stacked[Layer]", eqx.nn.State]: ...
@@ -202,7 +212,7 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
     @public()
     def from_layers(
         cls,
-        layers: Sequence[Layer] | eqx.nn.Sequential,
+        layers: Iterable[Layer],
         state: eqx.nn.State | None = None,
         **options: Unpack[OptionsDict],
     ) -> "Stacked[Layer] | tuple[Stacked[Layer], eqx.nn.State]":
@@ -219,8 +229,8 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
 
         **Arguments:**
 
-        - `layers`: a sequence of layers that differ in nothing but the values of their arrays,
-            or an `eqx.nn.Sequential` of such.
+        - `layers`: layers that differ in nothing but the values of their arrays: a list of
+            them, an `eqx.nn.Sequential`, anything that can be iterated over.
         - `state`: the state of the model that they come from, if they are to keep their values
             in it.
         - the options of [`loopax.nn.Stacked`][].
@@ -238,25 +248,24 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
             state has no values for the layers.
         - [`loopax.LengthError`][], a `ValueError`, if there are no layers.
         """
-        caller, depth = "Stacked.from_layers", len(layers)
+        caller, given = "Stacked.from_layers", list(layers)
+        for layer in given:
+            if not callable(layer):
+                raise no_layer(caller, "`layers` holds", layer)
+        depth = len(given)
         if depth == 0:
             raise LengthError(f"{caller}: `layers` is empty; there is nothing to stack.")
         how = Options().replace(caller, depth, {**options})
-        apart: list[Layer] = [*layers]
+        apart: list[Any] = [as_tree(layer) for layer in cast(Any, given)]
         together = stack(caller, "layers", _state.joined(apart), False, UNLIKE)
-        new = cls._of(together, how, depth)
+        new = _of(cls, {"layers": together, "options": how, "_depth": depth})
         if state is None:
             return new
         with _own_state(caller, apart[0]):
             return new, _state.joined_state(state, apart, together)
 
-    @classmethod
-    def _of(cls, layers: Layer, options: Options, depth: int) -> "Stacked[Layer]":
-        # As a Module is made again of its leaves: `__init__` makes layers of its own.
-        new = object.__new__(cls)
-        for name, value in {"layers": layers, "options": options, "_depth": depth}.items():
-            object.__setattr__(new, name, value)
-        return new
+    def _with(self, **fields: Any) -> "Stacked[Layer]":
+        return _of(type(self), {**self.__dict__, **fields})
 
     @overload
     def unstack(self, state: None = None) -> list[Layer]: ...
@@ -304,9 +313,8 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
 
         - the options of [`loopax.nn.Stacked`][]. Those that are not given stay as they are.
         """
-        depth = len(self)
-        new = self.options.replace("Stacked.with_options", depth, {**options})
-        return self._of(self.layers, new, depth)
+        caller = "Stacked.with_options"
+        return self._with(options=self.options.replace(caller, len(self), {**options}))
 
     def is_stateful(self) -> bool:
         """Whether to call this with a state, as `eqx.nn.Sequential` asks of its layers."""
@@ -399,7 +407,7 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
             places = range(depth)[index]
             some = static.merge(array[index] for array in arrays)
             some = _state.chosen(some, depth, places)
-            return self._of(some, self.options, len(places))
+            return self._with(layers=some, _depth=len(places))
         try:
             place = range(depth)[index]
         except IndexError:
@@ -408,8 +416,16 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
         return _state.parted(one, depth, place)
 
 
+def _of(cls: type["Stacked[Layer]"], fields: dict[str, Any]) -> "Stacked[Layer]":
+    # As Equinox makes a Module again of its leaves: `__init__` makes layers of its own.
+    new = object.__new__(cls)
+    for name, value in fields.items():
+        object.__setattr__(new, name, value)
+    return new
+
+
 @contextlib.contextmanager
-def _own_state(caller: str, layer: Callable[..., Any]) -> Generator[None]:
+def _own_state(caller: str, layer: Any) -> Generator[None]:
     try:
         yield
     except KeyError:
@@ -445,7 +461,7 @@ def _apply(
 ) -> tuple[Any, eqx.nn.State | None]:
     layer, state, key = row
     before = split(x, False)
-    if key is not None or _takes_key(layer):
+    if key is not None or _wants_key(layer):
         keywords = {**keywords, "key": key}
     if state is None:
         x = layer(x, *arguments, **keywords)
@@ -467,9 +483,10 @@ def _is_with_state(result: Any) -> bool:
     return pair and isinstance(cast(Any, result)[1], eqx.nn.State)
 
 
-def _takes_key(layer: Callable[..., Any]) -> bool:
+def _wants_key(layer: Callable[..., Any]) -> bool:
     signature = _signature(layer)
-    return signature is not None and "key" in signature.parameters
+    parameter = signature.parameters.get("key") if signature is not None else None
+    return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
 def _made_by_name(make_layer: Callable[..., Any]) -> bool:

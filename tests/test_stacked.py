@@ -79,9 +79,13 @@ def test_each_layer_gets_the_key_that_it_gets_in_a_sequential(stack, options):
 def test_gradients_are_those_of_a_sequential(stack, options):
     stack = stack.with_options(**options)
 
+    # JAX 0.7 cannot lower the derivative of a `cond` that random keys go through.
+    is_too_old = jax.__version_info__ < (0, 8) and options.get("kind") == "bounded"
+    key = None if is_too_old else jr.key(1)
+
     def loss(model_and_x):
         model, x = model_and_x
-        return jnp.sum(jnp.sin(model(x, key=jr.key(1))))
+        return jnp.sum(jnp.sin(model(x, key=key)))
 
     of_layers, of_x = eqx.filter_jit(eqx.filter_grad(loss))((stack, X))
     expected, expected_of_x = eqx.filter_grad(loss)((sequential(stack), X))

@@ -1,11 +1,20 @@
 """The compiled program is that of the partition written by hand, byte for byte."""
 
+import functools
 import re
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+import jax.random as jr
 import pytest
+from jax import lax
 from programs import HAND, NET, OURS, PROGRAMS, XS
+
+from loopax.nn import Stacked
+
+
+X = jnp.ones(4)
 
 
 def optimised(program):
@@ -14,11 +23,39 @@ def optimised(program):
     def run(arrays, xs):
         return eqx.filter(program(eqx.combine(arrays, static), xs), eqx.is_array)
 
-    text = jax.jit(run).lower(arrays, XS).compile().as_text()
+    return cleaned(jax.jit(run).lower(arrays, XS).compile().as_text())
+
+
+def cleaned(text):
     # Where each operation was written is all that may differ.
     text = re.sub(r",?\s*(metadata|stack_frame_id|frontend_attributes)=\{[^}]*\}", "", text)
     text = re.sub(r"\b(FileNames|FunctionNames|FileLocations|StackFrames)\n(.+\n)*", "", text)
     return text
+
+
+def optimised_gradient(stack, run):
+    arrays, static = eqx.partition(stack, eqx.is_array)
+
+    def loss(arrays, x):
+        return jnp.sum(run(eqx.combine(arrays, static), x) ** 2)
+
+    return cleaned(jax.jit(jax.value_and_grad(loss)).lower(arrays, X).compile().as_text())
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_a_stack_of_layers_is_the_scan_by_hand(remat):
+    stack = Stacked(functools.partial(eqx.nn.MLP, 4, 4, 8, 1), 5, key=jr.key(0), remat=remat)
+
+    def by_hand(stack, x):
+        arrays, static = eqx.partition(stack.layers, eqx.is_array)
+
+        def one(x, arrays):
+            return eqx.combine(arrays, static)(x), None
+
+        return lax.scan(jax.checkpoint(one, prevent_cse=False) if remat else one, x, arrays)[0]
+
+    ours = optimised_gradient(stack, lambda stack, x: stack(x))
+    assert ours == optimised_gradient(stack, by_hand)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -6,7 +6,6 @@ some. Training is one `filter_scan`, and so is writing; `language_model.py` has 
 
 import importlib
 import inspect
-import math
 
 import equinox as eqx
 import jax
@@ -22,7 +21,7 @@ from loopax import filter_scan
 
 MODULES = """argparse collections csv datetime decimal difflib email.message functools inspect
 itertools logging optparse os pathlib random shutil socket statistics string subprocess tarfile
-tempfile textwrap threading turtle unittest zipfile""".split()  # noqa: SIM905
+tempfile textwrap threading unittest zipfile ipaddress""".split()  # noqa: SIM905
 BATCH = 16
 
 
@@ -84,11 +83,11 @@ def main(seed: int = 0, steps: int = 1500, bound: float = 1.6) -> list[Check]:
     x = y = jr.normal(write_key, (CONTEXT, WIDTH))
     positions = jnp.arange(CONTEXT)
     for layer in layers:
-        y, apart = layer(y, apart, positions, cached=False)
-    x, state = model.blocks(x, state, positions, cached=False)
+        y, apart = layer(y, apart, positions, cached=True)
+    x, state = model.blocks(x, state, positions, cached=True)
     at_once, _ = model(written, state)
     return [
-        Check("loss at first: about that of chance", float(losses[0]), "<=", math.log(96) + 1),
+        Check("loss at first: no better than chance", float(losses[0]), ">", 4.4),
         Check("loss in the end", float(losses[-50:].mean()), "<=", bound),
         Check("through the caches: distance", distance(logits, at_once), "<=", 1e-4),
         Check("blocks one by one: distance", distance(x, y), "<=", 1e-4),

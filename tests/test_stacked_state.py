@@ -446,7 +446,7 @@ def test_without_a_state():
     )
     assert message(loopax.ArgumentError, lambda: stack(X)).endswith(
         ") has a state. Make the model with eqx.nn.make_with_state, and call this with the "
-        "state that it returns: x, state = stacked(x, state)."
+        "state that it returns, right after `x`: x, state = stacked(x, state)."
     )
 
 

@@ -54,7 +54,8 @@ def no_state(caller: str, layer: Any) -> ArgumentError:
     """Layers with states were called without one."""
     return ArgumentError(
         f"{caller}: {shown(layer)} has a state. Make the model with eqx.nn.make_with_state, "
-        "and call this with the state that it returns: x, state = stacked(x, state)."
+        "and call this with the state that it returns, right after `x`: "
+        "x, state = stacked(x, state)."
     )
 
 

@@ -1,7 +1,6 @@
 """`Stacked`."""
 
 import contextlib
-import inspect
 import operator
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Generic, SupportsIndex, TypeVar, Unpack, cast, overload
@@ -14,9 +13,7 @@ import jax.random as jr
 from .. import _tree
 from .._axes import length_along
 from .._boundary import public
-from .._call import as_tree
 from .._errors import LengthError
-from .._mismatch import Comparison
 from .._scan import filter_scan
 from .._split import split
 from .._stack import stack
@@ -24,13 +21,11 @@ from . import _state
 from ._errors import (
     UNLIKE,
     foreign_state,
-    layer_mismatch,
     made_by_a_layer,
-    no_layer,
     no_row_for_each,
     no_state,
-    no_state_returned,
 )
+from ._layer import Run, checked, maker
 from ._options import Options, OptionsDict
 
 
@@ -174,18 +169,9 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
         if depth < 0:
             raise LengthError(f"Stacked: `depth` must not be negative, got {depth}.")
         self.options = Options().replace("Stacked", depth, {**options})
-        by_name = _made_by_name(make_layer)
-
-        def make(key: jax.Array) -> Any:
-            layer: Any = make_layer(key=key) if by_name else make_layer(key)
-            if not callable(layer):
-                raise no_layer("Stacked", "`make_layer` returned", layer)
-            return as_tree(layer)
-
+        make = cast(Any, eqx).filter_vmap(maker("Stacked", make_layer), axis_size=depth)
         try:
-            self.layers = cast(Any, eqx).filter_vmap(make, axis_size=depth)(
-                jr.split(key, depth)
-            )
+            self.layers = make(jr.split(key, depth))
         except Exception as error:
             if isinstance(make_layer, eqx.Module) and not isinstance(make_layer, eqx.Partial):
                 error.add_note(made_by_a_layer("Stacked", make_layer))
@@ -248,15 +234,12 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
             state has no values for the layers.
         - [`loopax.LengthError`][], a `ValueError`, if there are no layers.
         """
-        caller, given = "Stacked.from_layers", list(layers)
-        for layer in given:
-            if not callable(layer):
-                raise no_layer(caller, "`layers` holds", layer)
-        depth = len(given)
+        caller = "Stacked.from_layers"
+        apart = [checked(caller, "`layers` holds", layer) for layer in cast(Any, layers)]
+        depth = len(apart)
         if depth == 0:
             raise LengthError(f"{caller}: `layers` is empty; there is nothing to stack.")
         how = Options().replace(caller, depth, {**options})
-        apart: list[Any] = [as_tree(layer) for layer in cast(Any, given)]
         together = stack(caller, "layers", _state.joined(apart), False, UNLIKE)
         new = _of(cls, {"layers": together, "options": how, "_depth": depth})
         if state is None:
@@ -358,7 +341,7 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
         depth, options = len(self), self.options
         own = self._own(state, depth)
         keys = None if key is None else jr.split(key, depth)
-        run = _Run(arguments, keywords, options, depth)
+        run = Run(arguments, keywords, options, depth)
         with jax.named_scope("loopax.nn.Stacked"):
             x, (outputs, own) = filter_scan(
                 run,
@@ -430,77 +413,3 @@ def _own_state(caller: str, layer: Any) -> Generator[None]:
         yield
     except KeyError:
         raise foreign_state(caller, layer) from None
-
-
-class _Run(eqx.Module):
-    """The body of the scan: one layer."""
-
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
-    options: Options = eqx.field(static=True)
-    depth: int = eqx.field(static=True)
-
-    def __call__(self, x: Any, row: tuple[Any, eqx.nn.State | None, Any]) -> Any:
-        remat, unroll = self.options.remat, self.options.unroll
-        apply: Callable[..., Any] = _apply
-        if remat is not False:
-            # What is computed again could be merged with what it repeats only where the
-            # loop is gone.
-            unrolled = unroll is True or not 0 < unroll < self.depth
-            policy = None if remat is True else remat
-            apply = eqx.filter_checkpoint(_apply, policy=policy, prevent_cse=unrolled)
-        x, state = apply(x, row, self.arguments, self.keywords)
-        return x, (x if self.options.all_outputs else None, state)
-
-
-def _apply(
-    x: Any,
-    row: tuple[Any, eqx.nn.State | None, Any],
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-) -> tuple[Any, eqx.nn.State | None]:
-    layer, state, key = row
-    before = split(x, False)
-    if key is not None or _wants_key(layer):
-        keywords = {**keywords, "key": key}
-    if state is None:
-        x = layer(x, *arguments, **keywords)
-    else:
-        result: Any = layer(x, state, *arguments, **keywords)
-        if not _is_with_state(result):
-            raise no_state_returned("Stacked", layer, result)
-        x, state = result
-    _, mismatches = Comparison(False, weak_fits=True).compare(
-        before.static, before.arrays, x, "x"
-    )
-    if mismatches:
-        raise layer_mismatch("Stacked", layer, mismatches)
-    return x, state
-
-
-def _is_with_state(result: Any) -> bool:
-    pair = isinstance(result, tuple) and len(cast(Any, result)) == 2
-    return pair and isinstance(cast(Any, result)[1], eqx.nn.State)
-
-
-def _wants_key(layer: Callable[..., Any]) -> bool:
-    signature = _signature(layer)
-    parameter = signature.parameters.get("key") if signature is not None else None
-    return parameter is not None and parameter.default is inspect.Parameter.empty
-
-
-def _made_by_name(make_layer: Callable[..., Any]) -> bool:
-    """Whether to call `make_layer(key=key)`, not `make_layer(key)`."""
-    signature = _signature(make_layer)
-    try:
-        return signature is not None and bool(signature.bind(key=None))
-    except TypeError:
-        return False
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):
-        # Some of those that are built in tell nothing.
-        return None

@@ -386,6 +386,33 @@ def test_single_layers_have_a_state_each():
     assert "Stacked.layers.seen[1]=f32[8,4]" in repr(apart)
 
 
+def test_first_values_may_be_numbers_and_trees_of_all_sorts():
+    class Mixed(eqx.Module):
+        index: eqx.nn.StateIndex
+
+        def __init__(self, key):
+            first = {"n": 0, "on": False, "key": key, "none": jnp.zeros((0, 3)), "x": 1.5}
+            self.index = eqx.nn.StateIndex(first)
+
+        def __call__(self, x, state):
+            old = state.get(self.index)
+            key, _ = jr.split(old["key"])
+            new = {**old, "n": old["n"] + 1, "on": ~old["on"], "key": key, "x": old["x"] / 2}
+            return x + new["n"] + new["x"] + new["on"], state.set(self.index, new)
+
+    layers = [Mixed(key) for key in jr.split(KEY, DEPTH)]
+    for stack, state in (made(Mixed), eqx.nn.make_with_state(Stacked.from_layers)(layers)):
+        apart, states = stack.unstack(copied(state))
+        x = y = X
+        for _ in range(3):
+            x, state = stack(x, state)
+            y, states, _ = in_turn(apart, y, states)
+        assert_close(x, y)
+        again = values(stack.unstack(state)[1], apart)
+        for ours, theirs in zip(again, values(states, apart), strict=True):
+            assert eqx.tree_equal(ours, theirs)
+
+
 def test_an_index_may_be_in_a_layer_twice():
     class Twice(eqx.Module):
         one: eqx.nn.StateIndex

@@ -12,6 +12,7 @@ from .._mismatch import Comparison
 from .._split import split
 from ._errors import layer_mismatch, no_layer, no_state_returned
 from ._options import Options
+from ._state import with_arrays
 
 
 def maker(caller: str, make_layer: Callable[..., Any]) -> Callable[[jax.Array], Any]:
@@ -30,10 +31,10 @@ def maker(caller: str, make_layer: Callable[..., Any]) -> Callable[[jax.Array], 
 
 
 def checked(caller: str, where: str, layer: Any) -> Any:
-    """A layer, as a PyTree."""
+    """A layer, as a PyTree that can be stacked."""
     if not callable(layer):
         raise no_layer(caller, where, layer)
-    return as_tree(layer)
+    return with_arrays(as_tree(layer))
 
 
 class Run(eqx.Module):

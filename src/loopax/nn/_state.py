@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import equinox as eqx
-import jax.numpy as jnp
 
 from .. import _tree
+from .._jax import jnp
 
 
 Tree = TypeVar("Tree")
@@ -52,6 +52,20 @@ def _join(markers: Sequence[Any]) -> _Joined:
 def indices(tree: Any) -> list[eqx.nn.StateIndex[Any]]:
     """What in `tree` has a value in the state."""
     return [leaf for leaf in _tree.leaves(tree, is_leaf=_is_index) if _is_index(leaf)]
+
+
+def with_arrays(tree: Tree) -> Tree:
+    """`tree` with first values of states that are arrays, which Equinox makes of numbers, too.
+
+    Only arrays are stacked.
+    """
+
+    def one(leaf: Any) -> Any:
+        if not _is_index(leaf):
+            return leaf
+        return _index(_tree.map_leaves(jnp.asarray, leaf.init), leaf.marker)
+
+    return _tree.map_leaves(one, tree, is_leaf=_is_index)
 
 
 def joined(layers: Sequence[Tree]) -> list[Tree]:

@@ -496,8 +496,12 @@ def test_a_batch_of_states_without_vmap():
     text = message(loopax.ArgumentError, lambda: stack(X, states))
     assert text == (
         "Stacked: `state` has float32[7,3,8,4], whose first axis is not that of the 3 layers. "
-        "A batch of states is for jax.vmap to take apart: jax.vmap(stacked)(x, state)."
+        "A batch of states is for jax.vmap to take apart: jax.vmap(stacked)(x, state), or "
+        "eqx.filter_vmap over stacked.unstack(state)."
     )
+    # Nor is the axis of the batch taken for that of the layers here.
+    text = message(loopax.ArgumentError, lambda: stack.unstack(states))
+    assert text.startswith("Stacked.unstack: `state` has float32[7,3,8,4], whose first axis ")
 
 
 def test_a_state_may_be_used_once():

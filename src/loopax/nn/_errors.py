@@ -74,7 +74,7 @@ def no_row_for_each(caller: str, depth: int, value: Any) -> ArgumentError:
     return ArgumentError(
         f"{caller}: `state` has {type_text(jax.typeof(value))}, whose first axis is not that "
         f"of the {depth} layers. A batch of states is for jax.vmap to take apart: "
-        "jax.vmap(stacked)(x, state)."
+        "jax.vmap(stacked)(x, state), or eqx.filter_vmap over stacked.unstack(state)."
     )
 
 

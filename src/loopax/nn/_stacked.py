@@ -89,7 +89,8 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
     **Arguments:**
 
     - `make_layer`: makes one layer: `make_layer(key=key)`, or `make_layer(key)` if it has no
-        parameter of that name. It is called once, under `eqx.filter_vmap`. Any callable PyTree
+        parameter of that name. It is called once, under `eqx.filter_vmap`, so that nothing but
+        what comes of the key differs between layers. Any callable PyTree
         will do for a layer; one that has states too, see below.
     - `depth`: how many layers to make.
     - `key`: a key of `jax.random`, which is split into one for each layer.
@@ -275,8 +276,8 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
         layers = list(self)
         if state is None:
             return layers
-        with _own_state("Stacked.unstack", self.layers):
-            return layers, _state.parted_state(state, self.layers, layers)
+        self._own("Stacked.unstack", state, len(layers))
+        return layers, _state.parted_state(state, self.layers, layers)
 
     @public()
     def with_options(self, **options: Unpack[OptionsDict]) -> "Stacked[Layer]":
@@ -339,7 +340,7 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
         elif isinstance(keywords.get("state"), eqx.nn.State):
             state = keywords.pop("state")
         depth, options = len(self), self.options
-        own = self._own(state, depth)
+        own = self._own("Stacked", state, depth)
         keys = None if key is None else jr.split(key, depth)
         run = Run(arguments, keywords, options, depth)
         with jax.named_scope("loopax.nn.Stacked"):
@@ -358,17 +359,17 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
             return result
         return result, state if own is None else state.update(own)
 
-    def _own(self, state: eqx.nn.State | None, depth: int) -> eqx.nn.State | None:
+    def _own(self, caller: str, state: eqx.nn.State | None, depth: int) -> eqx.nn.State | None:
         """The part of `state` that belongs to the layers."""
         if not self.is_stateful():
             return None
         if state is None:
-            raise no_state("Stacked", self.layers)
-        with _own_state("Stacked", self.layers):
+            raise no_state(caller, self.layers)
+        with _own_state(caller, self.layers):
             own = cast(Any, state).substate(self.layers)
         for value in _tree.leaves(own):
             if jnp.shape(value)[:1] != (depth,):
-                raise no_row_for_each("Stacked", depth, value)
+                raise no_row_for_each(caller, depth, value)
         return own
 
     def __len__(self) -> int:

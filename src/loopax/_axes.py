@@ -52,12 +52,11 @@ def stacked(caller: str, ys: Any, axes: Axes, trace_numbers: bool) -> Any:
         return ys
     each = _each_axis(caller, "out_axes", axes, ys, trace_numbers)
     every = _tree.leaves(each, is_leaf=_is_axis)
-    for (path, leaf), axis in zip(_tree.leaves_with_path(ys), every, strict=True):
+    for place, (leaf, axis) in enumerate(zip(_tree.leaves(ys), every, strict=True)):
         if is_dynamic(leaf, trace_numbers) and not -leaf.ndim <= axis.axis < leaf.ndim:
-            name = "ys" + path_text(path)
             raise ArgumentError(
-                f"{caller}: {name} is {type_text(jax.typeof(leaf))} once it is stacked, which "
-                f"has no axis {axis.axis} to stack along. See `out_axes`."
+                f"{caller}: {_names('ys', ys)[place]} is {type_text(jax.typeof(leaf))} once it "
+                f"is stacked, which has no axis {axis.axis} to stack along. See `out_axes`."
             )
     return _move(ys, each, to_front=False)
 
@@ -143,12 +142,13 @@ def _length_along(
     how_to_spare: str,
 ) -> int | None:
     number = _concrete_length(caller, length)
-    found: list[tuple[str, Any, int]] = []
-    which = [0] * len(_tree.leaves(tree))
+    leaves = _tree.leaves(tree)
+    which = [0] * len(leaves)
     if axes is not None:
         every = _tree.leaves(axes, is_leaf=_is_axis)
         which = [axis.axis for axis in every if not _is_whole(axis)]
-    for (path, leaf), axis in zip(_tree.leaves_with_path(tree), which, strict=True):
+    found: list[tuple[int, Any, int]] = []
+    for place, (leaf, axis) in enumerate(zip(leaves, which, strict=True)):
         if not is_dynamic(leaf, trace_numbers):
             continue
         aval = jax.typeof(leaf)
@@ -156,17 +156,23 @@ def _length_along(
         if shape is None:
             # Not an array, but something that only `lax` knows how to scan over.
             return number
-        name = root + path_text(path)
         if not -len(shape) <= axis < len(shape):
             raise ArgumentError(
-                f"{caller}: {name} is {type_text(aval)}, which has no axis {axis} to go "
-                f"along. To pass it whole, {how_to_spare}."
+                f"{caller}: {_names(root, tree)[place]} is {type_text(aval)}, which has no axis "
+                f"{axis} to go along. To pass it whole, {how_to_spare}."
             )
-        found.append((name, aval, axis))
+        found.append((place, aval, axis))
     lengths = {aval.shape[axis] for _, aval, axis in found}
     if len(lengths) > 1 or (number is not None and lengths - {number}):
-        raise length_conflict(caller, root, tree, found, number)
+        names = _names(root, tree)
+        rows = [(names[place], aval, axis) for place, aval, axis in found]
+        raise length_conflict(caller, root, tree, rows, number)
     return lengths.pop() if lengths else number
+
+
+def _names(root: str, tree: Any) -> list[str]:
+    """What the leaves are called. Asked only when something is wrong with one of them."""
+    return [root + path_text(path) for path, _ in _tree.leaves_with_path(tree)]
 
 
 def _concrete_length(caller: str, length: Any) -> int | None:

@@ -7,22 +7,32 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Generator, Hashable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import equinox as eqx
 
 from ._call import Call, Operands
 from ._errors import carry_mismatch
-from ._jax import config
+from ._jax import config, debug_info
 from ._mismatch import Comparison, attributes
 from ._split import HOLE, Arrays, Static, names, split
 from ._token import NoToken, Tokens
 from ._words import named
 
 
-# How a loop calls the user's functions. It is given the step and the trees that the loop
-# was called with, and returns what `lax` expects of the body.
-Calling = Callable[..., Any]
+class Calling(NamedTuple):
+    """How a loop calls the user's functions.
+
+    - `run`: is given the step and the trees that the loop was called with, and returns what
+        `lax` expects of the body.
+    - `name`: what `lax` calls such a function in its messages.
+    - `before`: what `lax` calls it with before anything of ours, such as the number of the
+        step.
+    """
+
+    run: Callable[..., Any]
+    name: str
+    before: tuple[int, ...] = ()
 
 
 class Step:
@@ -141,6 +151,7 @@ class Body:
         self._calling = calling
         self._local: Any = threading.local()
         self._signature: inspect.Signature | None = None
+        self._debug_info: Any = None
         self._names = [
             tuple(name for static in statics for name in names(static))
             for statics in call.statics
@@ -159,17 +170,29 @@ class Body:
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        if not self.calls:
-            raise AttributeError("__wrapped__")
-        return _with_code(self.calls[-1].function)
+        return _with_code(self._function("__wrapped__"))
 
     @property
     def __signature__(self) -> inspect.Signature:
         if self._signature is None:
-            if not self.calls:
-                raise AttributeError("__signature__")
-            self._signature = _signature(self.calls[-1].function)
+            self._signature = _signature(self._function("__signature__"))
         return self._signature
+
+    @property
+    def __fun_debug_info__(self) -> Any:
+        # Without it JAX would make the same anew at each call, traced already or not.
+        if self._debug_info is None:
+            function = self._function("__fun_debug_info__")
+            nodes = [self.node(names, place) for place, names in enumerate(self._names)]
+            self._debug_info = debug_info(
+                self._calling.name, _with_code(function), (*self._calling.before, *nodes)
+            )
+        return self._debug_info
+
+    def _function(self, attribute: str) -> Callable[..., Any]:
+        if not self.calls:
+            raise AttributeError(attribute)
+        return self.calls[-1].function
 
     @contextlib.contextmanager
     def during(self, call: Call) -> Generator[None]:
@@ -191,20 +214,20 @@ class Body:
         call = self.calls[-1]
         nodes = [value for value in inputs if isinstance(value, Arrays)]
         others = [value for value in inputs if not isinstance(value, Arrays)]
-        return self._calling(Step(self, call, nodes), *others, *call.merge(nodes))
+        return self._calling.run(Step(self, call, nodes), *others, *call.merge(nodes))
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     """The parameters of a function, with nothing of the user's, which would be kept alive."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function)
     except ValueError:
         raise AttributeError("signature") from None
     absent = inspect.Parameter.empty
     return inspect.Signature(
         [
             each.replace(annotation=absent, default=absent if each.default is absent else None)
-            for each in parameters
+            for each in signature.parameters.values()
         ]
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 from jax.core import AbstractValue
 
 from . import _body, _tree
-from ._body import Body, Step, body_for, merge_output
+from ._body import Body, Calling, Step, body_for, merge_output
 from ._call import Call, Operands, as_tree, views
 from ._errors import ArgumentError, branch_mismatch
 from ._jax import make_jaxpr
@@ -50,7 +50,8 @@ def choose(
         )
         for function, view in (zip(functions.values(), seen, strict=True))
     ]
-    bodies = [body_for(_branch, call) for call in calls]
+    calling = Calling(_branch, caller.removeprefix("filter_"))
+    bodies = [body_for(calling, call) for call in calls]
     arguments = [
         bodies[0].argument(part, position)
         for position, part in enumerate([seen[0].operands, *others])

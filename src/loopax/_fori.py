@@ -7,7 +7,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ._adjoint.steps import Number
-from ._body import Body, Step, body_for
+from ._body import Body, Calling, Step, body_for
 from ._boundary import public
 from ._call import Call, Operands, as_tree
 from ._errors import ArgumentError, no_unroll, not_a_choice
@@ -116,7 +116,7 @@ def filter_fori_loop(
     state = Operands(split_held(as_tree(body_fun)), split_held(buffers), carry)
     at = places("filter_fori_loop", buffers, carry.static)
     call = Call("filter_fori_loop", body_fun, trace_numbers, state)
-    body = body_for(_step, call)
+    body = body_for(_BODY, call)
     with body.during(call):
         if how.name == "lax" and how.bound is None:
             out = lax.fori_loop(lower, upper, body, body.argument(state), unroll=unroll)
@@ -138,6 +138,10 @@ def _step(step: Step, i: Any, *rest: Any) -> Any:
     *active, body_fun, buffers, carry = rest
     loan = Loan(step.caller, buffers, *active)
     return step.carry(loan.back(body_fun(i, loan.out(carry))))
+
+
+# `lax` calls it with the number of the step first.
+_BODY = Calling(_step, "fori_loop", before=(0,))
 
 
 def _kind(lower: Any, upper: Any, max_steps: Any, kind: str | None, checkpoints: Any) -> Kind:

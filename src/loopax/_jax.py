@@ -8,6 +8,9 @@ Private are:
   locations of operations, which profiles and messages show.
 - `_trace` of a tracer, by which a value that must not leave the function that is being traced
   is told from one that may.
+- `__fun_debug_info__` (see `debug_info`), the attribute of a function in which `jax.lax` looks
+  for what to call its arguments. Without it, `lax` writes the path of each of them at each
+  call, also when there is nothing to trace: a sixth of an eager call.
 - `fancy_primitive_batchers`, the table of those rules of `jax.vmap` that are told the name of
   the axis, and `no_axis_name`, what stands there if it has none. Without the name no body
   could use a collective over that axis.
@@ -21,6 +24,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.api_util
 import jax.core
 import jax.extend.core
 import numpy as np
@@ -32,6 +36,7 @@ from jax.interpreters import ad, mlir
 _jax: Any = jax
 _eqx: Any = eqx
 _core: Any = jax.core
+_api_util: Any = jax.api_util
 _extended: Any = jax.extend.core
 _ad: Any = ad
 _mlir: Any = mlir
@@ -80,6 +85,14 @@ def error_if(arrays: list[Any], failed: Any, message: str) -> list[Any]:
 def typematch(before: Any, after: Any) -> bool:
     """Whether `lax` takes one type for the other. It ignores weak types."""
     return bool(core.typematch(before, after))
+
+
+def debug_info(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """What JAX says of a function and its arguments, as the attribute of that name.
+
+    - `name`: of the operation that traces it, as in "while_body".
+    """
+    return _api_util.debug_info(name, function, arguments, {})
 
 
 def same_trace(one: Any, other: Any) -> bool:

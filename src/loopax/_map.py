@@ -8,7 +8,7 @@ import jax
 
 from . import _tree
 from ._axes import length_along
-from ._body import Step, body_for, merge_output
+from ._body import Calling, Step, body_for, merge_output
 from ._boundary import public
 from ._call import Call, Operands, as_tree
 from ._errors import LengthError
@@ -82,7 +82,7 @@ def filter_map(
     length = length_along("filter_map", "xs", xs, 0, trace_numbers)
     state, inputs = Operands(split_held(as_tree(f))), Operands(split(xs, trace_numbers))
     call = Call("filter_map", f, trace_numbers, state, inputs)
-    body = body_for(_one if batch_size is None else _batch, call)
+    body = body_for(_ONE if batch_size is None else _BATCH, call)
     with body.during(call):
 
         def run(rows: Arrays) -> Arrays:
@@ -109,6 +109,10 @@ def _batch(step: Step, f: Callable[..., Any], xs: Any) -> tuple[Arrays, Arrays]:
         return step.output(f(static.merge(arrays)))
 
     return step.unchanged(), jax.vmap(one)(arrays)
+
+
+_ONE = Calling(_one, "scan")
+_BATCH = Calling(_batch, "scan")
 
 
 def _in_batches(

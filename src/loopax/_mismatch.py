@@ -127,14 +127,19 @@ class Comparison:
         """The attributes of objects among the leaves that are not what they were."""
         if not before:
             return
-        places = range(len(static.leaves))
         after = attributes(static)
-        for path, place in _tree.leaves_with_path(static.treedef.unflatten(places)):
-            now = after.get(place, {})
-            for name, was in before.get(place, {}).items():
-                if not same(was, now.get(name)):
-                    text = root + path_text(path) + f".{name}"
-                    yield Mismatch(text, "attribute", was, self._facts(now.get(name)))
+        changed = [
+            (place, name, was, now)
+            for place, attributes_before in before.items()
+            for name, was in attributes_before.items()
+            if not same(was, now := after.get(place, {}).get(name))
+        ]
+        if changed:
+            places = range(len(static.leaves))
+            paths = _tree.leaves_with_path(static.treedef.unflatten(places))
+            for place, name, was, now in changed:
+                text = root + path_text(paths[place][0]) + f".{name}"
+                yield Mismatch(text, "attribute", was, self._facts(now))
 
     def _leaf_differences(self, before: Any, after: Any, path: str) -> Iterator[Mismatch]:
         is_array = self._is_dynamic(after)

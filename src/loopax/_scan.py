@@ -12,7 +12,7 @@ from ._adjoint.plan import cut
 from ._adjoint.rows import masked, no_rows, read, write
 from ._adjoint.steps import Number
 from ._axes import Axes, along, stacked
-from ._body import Body, Step, body_for, merge_output
+from ._body import Body, Calling, Step, body_for, merge_output
 from ._boundary import public
 from ._call import Call, Operands, as_tree
 from ._errors import ArgumentError, no_unroll, not_a_pair, not_a_predicate
@@ -153,7 +153,7 @@ def filter_scan(
     )
     inputs = Operands(split(sliced, trace_numbers))
     call = Call("filter_scan", f, trace_numbers, state, inputs)
-    body = body_for(_step, call)
+    body = body_for(_BODY, call)
     plain = how.name == "lax" and until is None
     at = places("filter_scan", buffers, carry.static)
     if not plain and any(map(is_reference, inputs.arrays)):
@@ -181,7 +181,7 @@ def filter_scan(
             if until is not None:
                 stop = Operands(split_held(as_tree(until)), carry)
                 stop_call = Call("filter_scan", until, trace_numbers, stop)
-                bodies.append(body_for(_until, stop_call))
+                bodies.append(body_for(_UNTIL, stop_call))
                 stack.enter_context(bodies[1].during(stop_call))
                 stops = stop.arrays[: len(stop.arrays) - len(carry.arrays)]
             run = compiled(_run, bodies, how, at, steps, bool(reverse))
@@ -206,6 +206,10 @@ def _until(step: Step, until: Callable[..., Any], carry: Any) -> Any:
     if not is_scalar(pred, "b") and not config.jax_disable_jit:
         raise not_a_predicate(step.caller, step.function, pred)
     return pred
+
+
+_BODY = Calling(_step, "scan")
+_UNTIL = Calling(_until, "while_cond")
 
 
 def _is_pair(value: Any) -> bool:

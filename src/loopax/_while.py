@@ -5,7 +5,7 @@ from typing import Any, SupportsIndex, TypeVar
 
 from jax.core import Tracer
 
-from ._body import Body, Step, body_for
+from ._body import Body, Calling, Step, body_for
 from ._boundary import public
 from ._call import Call, as_tree, views
 from ._errors import ArgumentError, not_a_predicate
@@ -176,7 +176,7 @@ def filter_while_loop(
     test_view, step_view = views(functions, picks, carry)
     test = Call("filter_while_loop", cond_fun, trace_numbers, test_view)
     step = Call("filter_while_loop", body_fun, trace_numbers, step_view)
-    cond, body = body_for(_test, test), body_for(_step, step)
+    cond, body = body_for(_TEST, test), body_for(_BODY, step)
     operands = step_view.operands
     with cond.during(test), body.during(step):
         if plain:
@@ -205,6 +205,10 @@ def _step(step: Step, *rest: Any) -> Any:
     *active, body_fun, buffers, carry = rest
     loan = Loan(step.caller, buffers, *active)
     return step.carry(loan.back(body_fun(loan.out(carry))))
+
+
+_TEST = Calling(_test, "while_cond")
+_BODY = Calling(_step, "while_body")
 
 
 def _run(

@@ -1,5 +1,6 @@
 """Programs over Modules, each to be written with our functions or with partitions by hand."""
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -299,3 +300,11 @@ PROGRAMS = [
     module_mapped_in_batches,
     associative_modules,
 ]
+
+
+def optimised(function, *args):
+    """The optimised program of a function of arrays, as text."""
+    text = jax.jit(function).lower(*args).compile().as_text()
+    # Where each operation was written is all that may differ.
+    text = re.sub(r",?\s*(metadata|stack_frame_id|frontend_attributes)=\{[^}]*\}", "", text)
+    return re.sub(r"\b(FileNames|FunctionNames|FileLocations|StackFrames)\n(.+\n)*", "", text)

@@ -699,6 +699,33 @@ def test_a_gradient_of_ones_own_is_that_of_each_step(few, x64):
     assert actual == 1.5
 
 
+@jax.custom_vjp
+def doubled(x):
+    return jnp.sin(x)
+
+
+# Twice the derivative, so that no other rule gives the same by chance.
+doubled.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (2 * g * jnp.cos(x),))
+
+
+@pytest.mark.parametrize("second", [jax.grad, jax.jacfwd], ids=["grad", "jacfwd"])
+@pytest.mark.parametrize("over", ["lanes", "vector"])
+def test_second_derivatives_of_a_rule_of_ones_own_are_those_of_the_rule(few, over, second, x64):
+    starts = jnp.array([0.4, 0.6])
+
+    def f(run, a):
+        def one(start):
+            return run(lambda y: doubled(y * a + 0.1), start, 3, few)
+
+        # Not linear in the result, so that the pullback itself is transposed.
+        return jnp.sum((jax.vmap(one)(starts) if over == "lanes" else one(starts)) ** 2)
+
+    actual, expected = (
+        second(jax.grad(functools.partial(f, run)))(1.1) for run in (loop, unrolled)
+    )
+    check(actual, expected)
+
+
 def test_rules_of_ones_own_may_be_made_of_loops(few, x64):
     def plain(x):
         return loop(lambda y: jnp.sin(y * x), x, 3, few)

@@ -158,8 +158,8 @@ def _length_along(
             return number
         if not -len(shape) <= axis < len(shape):
             raise ArgumentError(
-                f"{caller}: {_names(root, tree)[place]} is {type_text(aval)}, which has no axis "
-                f"{axis} to go along. To pass it whole, {how_to_spare}."
+                f"{caller}: {_names(root, tree)[place]} is {type_text(aval)}, which has no "
+                f"axis {axis} to go along. To pass it whole, {how_to_spare}."
             )
         found.append((place, aval, axis))
     lengths = {aval.shape[axis] for _, aval, axis in found}

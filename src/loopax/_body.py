@@ -185,7 +185,10 @@ class Body:
             function = self._function("__fun_debug_info__")
             nodes = [self.node(names, place) for place, names in enumerate(self._names)]
             self._debug_info = debug_info(
-                self._calling.name, _with_code(function), (*self._calling.before, *nodes)
+                self._calling.name,
+                _with_code(function),
+                getattr(self, "__signature__", None),
+                (*self._calling.before, *nodes),
             )
         return self._debug_info
 

@@ -87,12 +87,15 @@ def typematch(before: Any, after: Any) -> bool:
     return bool(core.typematch(before, after))
 
 
-def debug_info(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def debug_info(
+    name: str, function: Callable[..., Any], signature: Any, arguments: tuple[Any, ...]
+) -> Any:
     """What JAX says of a function and its arguments, as the attribute of that name.
 
     - `name`: of the operation that traces it, as in "while_body".
+    - `signature`: of the function, if it is known.
     """
-    return _api_util.debug_info(name, function, arguments, {})
+    return _api_util.debug_info(name, function, arguments, {}, signature=signature)
 
 
 def same_trace(one: Any, other: Any) -> bool:

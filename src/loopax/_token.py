@@ -26,6 +26,9 @@ class NoToken(Exception):
 # What has a very large number of parts is traced anew sooner than they are gone through.
 _MOST_PARTS = 10_000
 
+# Types whose values are equal only if no trace can tell them apart.
+_PLAIN = frozenset((type(None), bool, int, str, bytes))
+
 # Types that never die.
 _IMMORTAL = frozenset((type(None), tuple, list, dict, frozenset))
 
@@ -57,7 +60,7 @@ class Tokens:
         if self._parts > _MOST_PARTS:
             raise NoToken
         kind = type_of(value)
-        if value is None or kind in (bool, int, str, bytes):
+        if kind in _PLAIN:
             return (kind, value)
         if kind is tuple:
             return (kind, *map(self.of, value))

@@ -56,10 +56,16 @@ class Point(NamedTuple):
 
 
 class Derivative:
-    """The steps of a derivative, with each `jax.vmap` over it applied to them."""
+    """The steps of a derivative, with each `jax.vmap` over it applied to them.
 
-    def __init__(self, body: Any, plan: Plan, active: Active, mapped: tuple[Mapped, ...]):
+    `body` is to be differentiated, and `taken` what a step computes that only is taken.
+    """
+
+    def __init__(
+        self, body: Any, taken: Any, plan: Plan, active: Active, mapped: tuple[Mapped, ...]
+    ):
         self._body = body
+        self._taken = taken
         self._plan = plan
         self._active = active
         self.mapped = mapped
@@ -78,7 +84,7 @@ class Derivative:
         goes_on = self._counts(i + 1, steps)
         active = self._counts(i, steps)
         consts, number = self._lent(consts, steps), self._number(i, steps)
-        new, _ = called(self._body, self._plan, consts, number, active, carry, buffers)
+        new, _ = called(self._taken, self._plan, consts, number, active, carry, buffers)
         if not self._masked:
             return new
         return [masked(goes_on, a, b) for a, b in zip(new, carry, strict=True)]
@@ -93,9 +99,15 @@ class Derivative:
     def _lent(self, consts: Any, steps: Any) -> list[Any]:
         return lent(self._plan, steps[0] > 0, consts) if self._plan.lanes else consts
 
-    def tangents(self, point: Point, i: Any, active: Any, carry: Any, tangents: Any) -> Any:
-        """The carry, and the tangents, after step `i`, if that counts."""
-        step: Any = functools.partial(self._tangents, active)
+    def tangents(
+        self, point: Point, i: Any, active: Any, carry: Any, tangents: Any, again: bool
+    ) -> Any:
+        """The carry, and the tangents, after step `i`, if that counts.
+
+        - `again`: map them by the transpose of the pullback, which differs from the pushforward
+            for a function that has a `jax.custom_vjp`: it has no other.
+        """
+        step: Any = functools.partial(self._tangents, active, again)
         for each in self.mapped:
             c, s, x, b, t = in_axes(each)
             step = each.axis.vmap(step, (c, None, s, x, b, [t, 0, 0]), (x, 0, 0))
@@ -104,6 +116,7 @@ class Derivative:
     def _tangents(
         self,
         active: Any,
+        again: bool,
         consts: Any,
         i: Any,
         steps: Any,
@@ -113,7 +126,13 @@ class Derivative:
     ) -> Any:
         active = active & self._counts(i, steps)
         run, at = self._restricted(consts, i, steps, active, carry, buffers)
-        (new, *_), (_, moved, moved_rows) = jvp(run, at, tuple(tangents))
+        if again:
+            linear, pull, new = _pullback(run, at)
+            # That of a linear map is the same everywhere.
+            _, transpose = vjp(pull, linear)
+            ((moved, moved_rows),) = transpose(tuple(tangents))
+        else:
+            (new, *_), (_, moved, moved_rows) = jvp(run, at, tuple(tangents))
         if self._masked:
             goes_on = self._counts(i + 1, steps)
             new = [masked(goes_on, a, b) for a, b in zip(new, carry, strict=True)]
@@ -141,11 +160,7 @@ class Derivative:
         active = self._counts(i, steps)
         run, at = self._restricted(consts, i, steps, active, carry, buffers)
 
-        def split(*some: Any) -> Any:
-            new, *linear = run(*some)
-            return linear, new
-
-        _, pull, new = vjp(split, *at, has_aux=True)
+        _, pull, new = _pullback(run, at)
         if self._masked:
             goes_on = self._counts(i + 1, steps)
             new = [masked(goes_on, a, b) for a, b in zip(new, carry, strict=True)]
@@ -192,6 +207,16 @@ class Derivative:
             pick(carry, which.carry),
             pick(buffers, which.buffers),
         )
+
+
+def _pullback(run: Callable[..., Any], at: tuple[Any, ...]) -> Any:
+    """What has a tangent after a step, its pullback, and the new carry."""
+
+    def split(*some: Any) -> Any:
+        new, *linear = run(*some)
+        return linear, new
+
+    return vjp(split, *at, has_aux=True)
 
 
 def in_axes(mapped: Mapped) -> tuple[Any, ...]:

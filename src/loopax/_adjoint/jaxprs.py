@@ -104,6 +104,15 @@ _CALLS = {
 }
 
 
+def has_rule(jaxpr: Any) -> bool:
+    """Whether a function with a `jax.custom_vjp` is called, or in a loop or a branch."""
+    return any(
+        eqn.primitive.name.startswith("custom_vjp_call")
+        or any(map(has_rule, _jaxprs(list(eqn.params.values()))))
+        for eqn in jaxpr.eqns
+    )
+
+
 def is_differentiable(aval: Any) -> bool:
     """Whether values of a type have tangents."""
     return aval.to_tangent_aval().dtype != jax.dtypes.float0

@@ -30,16 +30,21 @@ class Linear(NamedTuple):
     """The parameters of `LINEAR`.
 
     - `body`: the body of the loop, for when its buffers are full.
+    - `taken`: the same, in which a function with a derivative of its own computes what it does
+        when it is differentiated.
     - `plan`: of the loop.
     - `active`: what has a tangent.
     - `transposed`: whether it maps cotangents.
+    - `again`: whether it comes of one that does, by transposing that.
     - `mapped`: each `jax.vmap` over it, the innermost first.
     """
 
     body: Any
+    taken: Any
     plan: Plan
     active: Active
     transposed: bool
+    again: bool
     mapped: tuple[Mapped, ...]
 
     def bind(self, *flat: Any) -> list[Any]:
@@ -71,7 +76,9 @@ def run_linear(*flat: Any, runs: Runs = compiled, **params: Any) -> list[Any]:
     """Maps tangents, or cotangents, through all steps of the loop."""
     linear = Linear(**params)
     point, (of_consts, of_carry, of_buffers) = linear.cut(flat)
-    derivative = Derivative(linear.body, linear.plan, linear.active, linear.mapped)
+    derivative = Derivative(
+        linear.body, linear.taken, linear.plan, linear.active, linear.mapped
+    )
     total = jnp.max(point.steps[0])
     if linear.transposed:
         types = linear.cotangent_types([typeof(each) for each in point.body_consts])
@@ -87,7 +94,9 @@ def run_linear(*flat: Any, runs: Runs = compiled, **params: Any) -> list[Any]:
     def step(active: Any, state: Any, of_buffers: Any) -> Any:
         i, carry, of_carry = state
         tangents = [of_consts, of_carry, of_buffers]
-        carry, of_carry, of_buffers = derivative.tangents(point, i, active, carry, tangents)
+        carry, of_carry, of_buffers = derivative.tangents(
+            point, i, active, carry, tangents, linear.again
+        )
         return (i + 1, carry, of_carry), of_buffers
 
     first = [each[0] for each in point.saves]
@@ -149,7 +158,9 @@ def _transpose(cotangents: Any, *flat: Any, **params: Any) -> Any:
     own = tuple(
         each._replace(tangents=(True,) * sum(linear.active.consts)) for each in linear.mapped
     )
-    opposite = linear._replace(transposed=not linear.transposed, mapped=own)
+    opposite = linear._replace(
+        transposed=not linear.transposed, again=linear.transposed, mapped=own
+    )
     out = list(opposite.bind(*point, *into))
     if not linear.transposed:
         # A tangent that was one for all lanes gets the sum of their cotangents.

@@ -4,9 +4,17 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._jax import Zero, instantiate_zeros, jvp, set_jvp, typeof
+from .._jax import Zero, eval_jaxpr, instantiate_zeros, jvp, set_jvp, typeof, vjp
 from .derivative import Active
-from .jaxprs import is_differentiable, reached, rewritten, without_callbacks
+from .jaxprs import (
+    has_rule,
+    is_differentiable,
+    reached,
+    rearranged,
+    rewritten,
+    trace,
+    without_callbacks,
+)
 from .linear import LINEAR, Linear, run_linear
 from .loop import LOOP, differentiable
 from .plan import Plan, cut, operands_of, pick, put_in
@@ -21,16 +29,39 @@ def _loop_jvp(primals: Any, tangents: Any, *, cond: Any, body: Any, plan: Plan) 
     if not any(moving):
         out = LOOP.bind(*primals, cond=cond, body=body, plan=plan)
         return out, [_no_tangent(each) for each in out]
-    saved = SAVING.bind(*primals, cond=cond, body=body, plan=plan)
+    body, taken, more = _as_differentiated(body, plan, active)
+    active = active._replace(consts=(*(False for _ in more), *active.consts))
+    plan = plan._replace(
+        body_consts=len(active.consts), of_lanes=(*(False for _ in more), *plan.of_lanes)
+    )
+    consts = [*more, *given.body_consts]
+    saved = SAVING.bind(
+        *given.cond_consts,
+        *consts,
+        *given.carry,
+        *given.buffers,
+        cond=cond,
+        body=taken,
+        plan=plan,
+    )
     carry, buffers, (steps,), spacing, saves = cut_saved(plan, saved)
-    linear = Linear(_when_full(body, plan), plan, active, transposed=False, mapped=())
+    full = _when_full(body, plan)
+    linear = Linear(
+        full,
+        full if taken is body else _when_full(taken, plan),
+        plan,
+        active,
+        transposed=False,
+        again=False,
+        mapped=(),
+    )
     moved = linear.bind(
-        *given.body_consts,
+        *consts,
         steps,
         *spacing,
         *saves,
         *buffers,
-        *pick(into.body_consts, active.consts),
+        *pick([*more, *into.body_consts], active.consts),
         *map(instantiate_zeros, pick(into.carry, active.carry)),
         *map(instantiate_zeros, pick(into.buffers, active.buffers)),
     )
@@ -52,6 +83,37 @@ def _active(body: Any, plan: Plan, consts: Any, carry: Any, buffers: Any) -> Act
         if new == now:
             return now
         now = new
+
+
+def _as_differentiated(body: Any, plan: Plan, active: Active) -> tuple[Any, Any, list[Any]]:
+    """The body, what a step computes that is differentiated, and what those close over.
+
+    They are the same, unless the body calls a function with a `jax.custom_vjp`. When such a
+    function is differentiated, its result is that of the rule of its forward pass. A second
+    derivative is that of the rule, then, not the rule once more.
+    """
+    if not has_rule(body):
+        return body, body, []
+
+    def run(*operands: Any) -> Any:
+        consts, number, carry, buffers = cut(
+            operands, plan.body_consts, 3, plan.carry, plan.buffers
+        )
+
+        def of_some(*some: Any) -> Any:
+            consts_now, carry_now, buffers_now = (
+                put_in(part, which, new)
+                for part, which, new in zip((consts, carry, buffers), active, some, strict=True)
+            )
+            return eval_jaxpr(body, (), *consts_now, *number, *carry_now, *buffers_now)
+
+        at = map(pick, (consts, carry, buffers), active)
+        out, _ = vjp(of_some, *at)
+        return out
+
+    taken, more = trace(run, *(var.aval for var in body.invars))
+    body = rearranged(body, [*taken.invars[: len(more)], *body.invars], body.outvars)
+    return body, taken, more
 
 
 def _has_tangent(tangent: Any) -> bool:

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs benchmark
+.PHONY: demo test lint docs bench
 
 demo: $(VENV)/examples.ok
 	$(BIN)/python examples/demo.py
@@ -22,10 +22,9 @@ $(VENV)/%.ok: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	touch $@
 
-benchmark: $(VENV)/benchmarks.ok
-	$(BIN)/python benchmarks/reverse.py
-	$(BIN)/python benchmarks/clients.py
-	$(BIN)/python benchmarks/layers.py
+# `make bench ONLY=eager` for one of them.
+bench: $(VENV)/benchmarks.ok
+	$(BIN)/python benchmarks/report.py $(ONLY)
 
 docs: $(VENV)/docs.ok
 	$(BIN)/mkdocs build --strict

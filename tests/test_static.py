@@ -532,12 +532,11 @@ def structure(tree):
 def test_nodes_are_listed_parents_first():
     tree = {"a": (1, None), "b": [2]}
     assert list(nodes(structure(tree))) == [
-        (dict, ["a", "b"], 2),
-        (tuple, None, 2),
-        (None, None, 0),
-        (type(None), None, 0),
-        (list, None, 1),
-        (None, None, 0),
+        (dict, ["a", "b"], 2, False),
+        (tuple, None, 2, False),
+        (None, None, 0, False),
+        (type(None), None, 0, True),
+        (list, None, 1, True),
     ]
 
 

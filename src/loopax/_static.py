@@ -140,8 +140,9 @@ type_of: Callable[[Any], Any] = type
 # -- structure ---------------------------------------------------------------------------
 
 
-def nodes(treedef: Any) -> Iterator[tuple[Any, Any, int]]:
-    """The nodes of a tree in preorder: type, metadata and number of children.
+def nodes(treedef: Any) -> Iterator[tuple[Any, Any, int, bool]]:
+    """The nodes of a tree in preorder: type, metadata, number of children, and whether those
+    are all leaves. If they are they do not follow.
 
     A leaf has neither type nor metadata. Walking the nodes instead of comparing the
     treedefs keeps Python's `==` out of it: that takes `True` for `1`, calls two NaNs
@@ -156,15 +157,13 @@ def nodes(treedef: Any) -> Iterator[tuple[Any, Any, int]]:
             continue
         children = node.children()
         count = len(children)
-        yield (*data, count)
-        if node.num_leaves == count == node.num_nodes - 1:
-            # All of them are leaves, and need not be asked one by one.
-            yield from (_LEAF,) * count
-        else:
+        only_leaves = node.num_leaves == count == node.num_nodes - 1
+        yield (*data, count, only_leaves)
+        if not only_leaves:
             ahead += reversed(children)
 
 
-_LEAF = (None, None, 0)
+_LEAF = (None, None, 0, False)
 
 
 def same_structure(before: Any, after: Any) -> bool:
@@ -175,7 +174,7 @@ def same_structure(before: Any, after: Any) -> bool:
         return False
     pairs = zip(nodes(before), nodes(after), strict=True)
     return all(
-        a[0] is b[0] and a[2] == b[2] and (a[1] is b[1] or same(a[1], b[1])) for a, b in pairs
+        a[0] is b[0] and a[2:] == b[2:] and (a[1] is b[1] or same(a[1], b[1])) for a, b in pairs
     )
 
 

@@ -88,7 +88,7 @@ class Tokens:
             [
                 node
                 if node[0] is None
-                else (self._of_kind(node[0]), self._of_data(node[1]), node[2])
+                else (self._of_kind(node[0]), self._of_data(node[1]), *node[2:])
                 for node in nodes(treedef)
             ]
         )

@@ -92,7 +92,7 @@ def _clipped(value: Any, limit: int = 60) -> str:
 
 
 def _structure_text(treedef: Any) -> str:
-    kind, metadata, count = next(nodes(treedef))
+    kind, metadata, count, _ = next(nodes(treedef))
     name = kind.__name__
     # An acronym is said letter by letter.
     vowels = "AEFHILMNORSX" if name[:2].isupper() else "AEIOUaeiou"

@@ -84,7 +84,7 @@ def index(docs):
     lines = [
         "# Benchmarks",
         "",
-        "One command, `make bench`, measures all of this, beside what else there is, in the same",
+        "One command, `make bench`, measures all of this, beside what else there is, in one",
         "run. Ratios hold on other machines, times do not. Each page says how it was measured.",
         "",
         "|  | measured | claimed | holds |",

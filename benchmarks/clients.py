@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optimistix
+from measure import Claim, claims, figure, options, table
 
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -122,10 +123,11 @@ def timed(executable, arguments):
 
 
 def main():
-    print(f"{'':<32}{'Equinox':>12}{'ours':>12}{'ratio':>8}")
+    quick = options(__doc__).quick
+    found = []
     for program in (diffrax_tsit5, optimistix_fixed_point, optimistix_levenberg_marquardt):
         programs, building = {}, {True: [], False: []}
-        for order in alternating(COMPILED):
+        for order in alternating(1 if quick else COMPILED):
             for ours in order:
                 *programs[ours], times = compiled(program, ours)
                 building[ours].append(times)
@@ -141,15 +143,26 @@ def main():
             for ours in order:
                 running[ours].append(timed(*programs[ours]))
 
-        print(
-            f"{program.__name__}, {steps} steps, apart by {max(jax.tree.leaves(errors)):.0e}",
-            flush=True,
-        )
-        executables = {ours: executable for ours, (executable, _) in programs.items()}
-        row("trace and lower", "s ", *medians(building, lambda times: times[0]))
-        row("compile", "s ", *medians(building, lambda times: times[1]))
-        row("temporary memory", "kB", *(temporary(executables[o]) for o in (False, True)))
-        row("solve and gradient", "ms", *medians(running, lambda time: 1000 * time))
+        memory = [temporary(programs[ours][0]) for ours in (False, True)]
+        costs = {
+            "trace and lower (s)": medians(building, lambda times: times[0]),
+            "compile (s)": medians(building, lambda times: times[1]),
+            "temporary memory (kB)": memory,
+            "solve and gradient (ms)": medians(running, lambda time: 1000 * time),
+        }
+        name = program.__name__.replace("_", " ")
+        print(f"## {name}, {steps} steps\n")
+        rows = [
+            (what, figure(theirs), figure(ours), f"{ours / theirs:.2f}")
+            for what, (theirs, ours) in costs.items()
+        ]
+        print(table(["", "on Equinox's loops", "on ours", "ratio"], rows), "\n", flush=True)
+        for what in ("temporary memory (kB)", "solve and gradient (ms)"):
+            theirs, ours = costs[what]
+            found.append(Claim(f"{name}: {what.split(' (')[0]}", ours / theirs, 1.5))
+        apart = max(jax.tree.leaves(errors))
+        found.append(Claim(f"{name}: relative difference", apart, 1e-3))
+    print(claims(found))
 
 
 def medians(samples, value):
@@ -158,11 +171,6 @@ def medians(samples, value):
 
 def temporary(executable):
     return executable.memory_analysis().temp_size_in_bytes / 1000
-
-
-def row(name, unit, theirs, ours):
-    ratio = ours / theirs
-    print(f"  {name:<30}{theirs:>9.4g} {unit}{ours:>9.4g} {unit}{ratio:>8.2f}")
 
 
 if __name__ == "__main__":

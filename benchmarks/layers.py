@@ -30,16 +30,15 @@ The alternatives, all with the same weights:
 "apart" is the largest relative difference, over the output and the gradient of each parameter,
 to what the ratios are to.
 
-    --depths 4,12      the depths to measure
     --rounds N         how many times to run each
     --compilations N   how many times to compile each
     --unrolled N       the greatest depth at which to unroll
 """
 
-import argparse
 import functools
 import gc
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -51,6 +50,7 @@ import jax.random as jr
 import numpy as np
 from flax import nnx
 from jax import lax
+from measure import Claim, claims, options, plot, table
 
 import loopax
 
@@ -381,13 +381,11 @@ HEAD = (
 
 
 def say(line):
-    print(line, flush=True)
+    print(line, file=sys.stderr, flush=True)
 
 
 def show(title, names, found):
-    say(f"\n### {title}\n")
-    say("| " + " | ".join(HEAD) + " |")
-    say("| ---: | --- " + "| ---: " * (len(HEAD) - 3) + "| --- |")
+    rows = []
     for depth, costs in found.items():
         of = next(iter(costs))
         for name in names:
@@ -400,19 +398,88 @@ def show(title, names, found):
                 cells += ["" if name == of else f"{cost.apart:.0e}" if cost.apart else "0", of]
             else:
                 cells += ["not run", *[""] * 7]
-            say("| " + " | ".join(cells) + " |")
+            rows.append(cells)
+    print(f"## {title}\n\n{table(HEAD, rows)}\n")
+
+
+# What the documentation shows of it: the depths, and a name for each way.
+SHOWN = {
+    "unrolled": "layers one by one",
+    "Stacked": "`Stacked`",
+    "Stacked, remat=True": "`Stacked`, `remat=True`",
+    "Stacked, remat=dots": "`Stacked`, `remat=` see below",
+}
+
+
+def show_short(found):
+    """The table of the page about layers, which takes it from between these marks."""
+    rows = [
+        (
+            depth,
+            title,
+            f"{costs[name].compile:.1f} s",
+            f"{1e3 * costs[name].time:.1f} ms",
+            f"{costs[name].memory / 1e6:.1f} MB",
+        )
+        for depth, costs in found.items()
+        for name, title in SHOWN.items()
+        if name in costs and "unrolled" in costs
+    ]
+    print("## In short\n\n<!-- --8<-- [start:stacks] -->")
+    print(table(["depth", "", "compile", "run", "memory"], rows))
+    print("<!-- --8<-- [end:stacks] -->\n")
+
+
+PLOTTED = ("unrolled", "by hand", "Stacked", "Stacked, remat=True", "flax.nnx")
+
+
+def plots(found, folder):
+    for of, label, unit in (
+        ("compile", "time to compile (s)", 1),
+        ("memory", "temporary memory (MB)", 1e-6),
+    ):
+        lines = {
+            name: [
+                (depth, unit * getattr(costs[name], of))
+                for depth, costs in found.items()
+                if name in costs
+            ]
+            for name in PLOTTED
+        }
+        print(plot(folder, f"layers-{of}", "layers", label, lines))
+
+
+def claimed(found):
+    """What is claimed of the depths that were measured."""
+    out = []
+
+    def claim(what, of, depths, names, limit):
+        costs = [
+            found.get(depth, {}).get(name) for depth, name in zip(depths, names, strict=True)
+        ]
+        if None not in costs:
+            one, other = (getattr(cost, of) for cost in costs)
+            out.append(Claim(what, one / other, limit))
+
+    both = ("Stacked", "unrolled")
+    claim("24 layers against unrolled: compile", "compile", (24, 24), both, 0.2)
+    claim("48 layers against 12: compile", "compile", (48, 12), ("Stacked",) * 2, 1.3)
+    claim("48 layers against unrolled: time", "time", (48, 48), both, 1.2)
+    claim(
+        "24 layers against the scan by hand: time",
+        "time",
+        (24, 24),
+        ("Stacked", "by hand"),
+        1.1,
+    )
+    apart = max(costs["Stacked"].apart for costs in found.values())
+    out.append(Claim("largest relative difference to the layers one by one", apart, 1e-5))
+    return out
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--depths", default="4,12,24,48,96")
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--compilations", type=int, default=3)
-    parser.add_argument("--unrolled", type=int, default=48)
-    options = parser.parse_args()
-    depths = [int(depth) for depth in options.depths.split(",")]
+    chosen = options(__doc__, rounds=21, compilations=3, unrolled=48)
+    depths = (4, 8) if chosen.quick else (4, 12, 24, 48, 96)
 
     # What is imported and set up at the first use counts for nobody.
     for way in WAYS.values():
@@ -424,19 +491,22 @@ def main():
         tables[depth] = {
             name: make(depth)
             for name, make in names.items()
-            if name != "unrolled" or depth <= options.unrolled
+            if name != "unrolled" or depth <= chosen.unrolled
         }
-    programs, compiling = compile_all(tables, options.compilations)
+    programs, compiling = compile_all(tables, 1 if chosen.quick else chosen.compilations)
     found = {}
     for depth, ways in tables.items():
         found[depth] = measure(
-            depth, ways, programs.pop(depth), compiling[depth], options.rounds
+            depth, ways, programs.pop(depth), compiling[depth], chosen.rounds
         )
 
+    show_short(found)
     show("Stacks of transformer blocks, loss and gradient", WAYS, found)
+    plots(found, chosen.plots)
     shallow = {depth: costs for depth, costs in found.items() if depth <= SHALLOW}
     if shallow:
         show("Shallow stacks, loss and gradient", SHALLOW_WAYS, shallow)
+    print(claims(claimed(found)))
 
 
 if __name__ == "__main__":

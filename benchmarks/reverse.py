@@ -6,18 +6,13 @@ it. Each is shown as it is and as a ratio to the first of the row. Medians over 
 all of them alternate. Before that they are checked to compute the same.
 
 The body is `x -> tanh(W @ x)`, in float32, and the gradient that of `sum(x**2)` of the last `x`
-with respect to `W` and the first `x`. At the end stands what is claimed of these figures, with
-what it is in this run. Ratios hold on any machine; times depend on what else runs there.
-
-    --rows NAME    only rows with NAME in their name; may be given several times
-    --quick        fewer and smaller rows, fewer rounds
-    --markdown     tables in Markdown
+with respect to `W` and the first `x`.
 """
 
-import argparse
 import functools
 import gc
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Hashable
@@ -30,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from measure import Claim, claims, figure, options, plot, table
 
 import loopax
 
@@ -353,9 +349,9 @@ def buffer_row(width: int, n: int, reads: bool) -> list[Entry]:
 
 
 def rows(quick: bool) -> dict[str, Callable[[], list[Entry]]]:
-    n = 1000 if quick else 4000
+    n = 4000
     unrolled = "the outer scan is unrolled: minutes to compile"
-    table = {
+    each = {
         "256 steps": lambda: while_row(16, 256),
         "1000 steps": lambda: while_row(16, 1000),
         "4096 steps": lambda: while_row(16, 4096),
@@ -373,10 +369,10 @@ def rows(quick: bool) -> dict[str, Callable[[], list[Entry]]]:
     for width in (16, 64):
         for reads in (False, True):
             name = f"buffer {'read' if reads else 'written'}, n = {n}, width {width}"
-            table[name] = functools.partial(buffer_row, width, n, reads)
+            each[name] = functools.partial(buffer_row, width, n, reads)
     if quick:
-        del table["65536 steps"], table["width 1024, 256 steps"]
-    return table
+        each = {name: each[name] for name in list(each)[:2]}
+    return each
 
 
 # -- measuring ---------------------------------------------------------------------------
@@ -396,7 +392,7 @@ def compiled(entry: Entry) -> tuple[float, Any]:
     return time.perf_counter() - start, program
 
 
-def measure(
+def measured(
     entries: list[Entry], rounds: int, compilations: int
 ) -> tuple[dict[str, Cost], dict[str, str]]:
     """The costs, and remarks on those that have none or less of it."""
@@ -466,16 +462,7 @@ def check(entries: list[Entry], results: dict[str, Any]) -> None:
 HEAD = ("", "ms", "ratio", "MB", "ratio", "compile ms", "ratio", "")
 
 
-def figure(value: float) -> str:
-    """Three digits."""
-    if value == 0:
-        return "0"
-    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
-
-
-def show(
-    title: str, names: list[str], costs: dict[str, Cost], notes: dict[str, str], markdown: bool
-) -> None:
+def show(title: str, names: list[str], costs: dict[str, Cost], notes: dict[str, str]) -> None:
     base = costs[names[0]]
     lines = []
     for name in names:
@@ -486,121 +473,101 @@ def show(
         else:
             line += ["-"] * 6
         lines.append([*line, notes.get(name, "")])
-    if markdown:
-        print(f"### {title}\n")
-        lines = [[each.replace("|", "\\|") for each in line] for line in lines]
-        for line in [list(HEAD), ["---", *["---:"] * 6, "---"], *lines]:
-            print("| " + " | ".join(line) + " |")
-        print(flush=True)
-        return
-    head = [title, *HEAD[1:]]
-    sizes = [44, 9, 7, 9, 7, 10, 7]
-    for line in [head, *lines]:
-        cells = [line[0].ljust(sizes[0])]
-        cells += [cell.rjust(size) for cell, size in zip(line[1:7], sizes[1:], strict=True)]
-        print(" ".join([*cells, " " + line[7]]).rstrip())
-    print(flush=True)
+    print(f"## {title}\n\n{table(HEAD, lines)}\n", flush=True)
+
+
+def plots(found: dict[str, dict[str, Cost]], folder: Any) -> None:
+    """Time and memory against the number of steps."""
+    lines: dict[str, dict[str, list[tuple[float, float]]]] = {"time": {}, "memory": {}}
+    for row, costs in found.items():
+        if re.fullmatch(r"\d+ steps", row):
+            for name in PLOTTED:
+                if name in costs:
+                    steps = int(row.split()[0])
+                    for of, unit in (("time", 1e3), ("memory", 1e-6)):
+                        value = unit * getattr(costs[name], of)
+                        lines[of].setdefault(name, []).append((steps, value))
+    for of, unit in (("time", "ms"), ("memory", "MB")):
+        label = f"{of} of the gradient ({unit})"
+        print(plot(folder, f"reverse-{of}", "steps", label, lines[of]))
+
+
+PLOTTED = (
+    "loopax",
+    "loopax, bounded",
+    "equinox",
+    "equinox, bounded",
+    "lax.scan",
+    "jax.checkpoint of lax.scan, in lax.scan",
+)
 
 
 # -- claims ------------------------------------------------------------------------------
 
 
-class Claim(NamedTuple):
-    """That one figure is at most so many times another."""
-
-    what: str
-    row: str
-    left: str
-    right: str
-    limit: float
-    of: str = "time"
-
-
-def claims(found: dict[str, dict[str, Cost]]) -> list[Claim]:
+def claimed(found: dict[str, dict[str, Cost]]) -> list[Claim]:
+    """What is claimed of the rows that were measured."""
     out = []
+
+    def claim(
+        what: str, row: str, left: str, right: str, limit: float, of: str = "time"
+    ) -> None:
+        costs = found.get(row, {})
+        if left in costs and right in costs:
+            one, other = (getattr(costs[name], of) for name in (left, right))
+            out.append(Claim(f"{what}: {of}", one / other if other else math.inf, limit))
+
     for row in ("1000 steps", "4096 steps"):
         for of, limit in (("time", 1 / 3), ("memory", 1), ("compile", 1 / 2)):
-            out.append(Claim(f"{row}: against equinox", row, "loopax", "equinox", limit, of))
+            claim(f"{row}: against equinox", row, "loopax", "equinox", limit, of)
     for row in found:
         if "lanes" in row:
             for of, limit in (("time", 1 / 2), ("memory", 1)):
-                out.append(
-                    Claim(f"{row}: against equinox", row, "loopax", "equinox", limit, of)
-                )
+                claim(f"{row}: against equinox", row, "loopax", "equinox", limit, of)
     row = "width 256, 1000 steps"
-    out.append(Claim(f"{row}: against equinox", row, "loopax", "equinox", 1))
+    claim(f"{row}: against equinox", row, "loopax", "equinox", 1)
     ours_all, theirs_all = 'loopax, checkpoints="all"', "equinox, checkpoints=max_steps"
-    for row, costs in found.items():
-        if {ours_all, theirs_all} <= costs.keys():
-            what = f"{row}: all saved, against equinox"
-            out.append(Claim(what, row, ours_all, theirs_all, 1))
+    for row in found:
+        claim(f"{row}: all saved, against equinox", row, ours_all, theirs_all, 1)
     row = "stop at 300 or 4096 of 4096"
     for what in ("gradient", "forward"):
         left, right = (f"loopax, {what}, {steps} steps" for steps in (300, 4096))
-        out.append(Claim(f"300 of 4096 steps against all, {what}", row, left, right, 1 / 10))
+        claim(f"300 of 4096 steps against all, {what}", row, left, right, 1 / 10)
     for row in found:
         if not row.startswith("buffer"):
             continue
         for kind in ("lax", "checkpointed"):
             name, lax_name = f'loopax, buffers, kind="{kind}"', "lax.scan, .at[i].set"
             what = f'{row}: kind="{kind}"'
-            out.append(Claim(f"{what}, 2n against n", row, f"{name}, 2n", f"{name}, n", 2.3))
+            claim(f"{what}, 2n against n", row, f"{name}, 2n", f"{name}, n", 2.3)
             label, limit = ("2n", 1 / 10) if "buffer read" in row else ("n", 1 / 20)
             what = f"{what}, against lax.scan at {label}"
-            out.append(Claim(what, row, f"{name}, {label}", f"{lax_name}, {label}", limit))
+            claim(what, row, f"{name}, {label}", f"{lax_name}, {label}", limit)
     row, name = "scan of 4093 or 4096", 'loopax, kind="checkpointed"'
     for what, right, of, limit in (
         ("against 4096", f"{name}, 4096", "memory", 1.2),
         ("against lax.scan", "lax.scan, 4093", "memory", 1 / 20),
         ("against lax.scan", "lax.scan, 4093", "time", 2),
     ):
-        out.append(Claim(f"scan of 4093 {what}", row, f"{name}, 4093", right, limit, of))
+        claim(f"scan of 4093 {what}", row, f"{name}, 4093", right, limit, of)
     return out
 
 
-def show_claims(found: dict[str, dict[str, Cost]], markdown: bool) -> None:
-    print("### Claims\n" if markdown else "claims")
-    for claim in claims(found):
-        costs = found.get(claim.row, {})
-        if claim.left not in costs or claim.right not in costs:
-            continue
-        left, right = (getattr(costs[name], claim.of) for name in (claim.left, claim.right))
-        value = left / right if right else math.inf
-        verdict = "holds" if value <= claim.limit else "FAILS"
-        line = f"{claim.what}: {claim.of}"
-        limit = f"<= {figure(claim.limit)}"
-        if markdown:
-            print(f"- {line} {figure(value)} ({limit}): {verdict}")
-        else:
-            print(f"{line:<88} {figure(value):>7} {limit:>8}  {verdict}")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", action="append", metavar="NAME")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--markdown", action="store_true")
-    options = parser.parse_args()
-    table = rows(options.quick)
-    chosen = [
-        row for row in table if not options.rows or any(name in row for name in options.rows)
-    ]
-    if not chosen:
-        parser.error("no such row; there are: " + "; ".join(table))
-    rounds, compilations = (5, 1) if options.quick else (21, 3)
+    chosen = options(__doc__)
+    rounds, compilations = (5, 1) if chosen.quick else (21, 3)
     # What is imported and set up at the first use counts for nobody.
     for run in (*WHILE.values(), *FIXED.values()):
         w, x = weights(4)
         compiled(Entry("", gradient(run, 16), (w, x, np.int32(16))))
     gc.disable()
     found = {}
-    for row in chosen:
-        entries = table[row]()
-        found[row], notes = measure(entries, rounds, compilations)
-        show(row, [entry.name for entry in entries], found[row], notes, options.markdown)
-    show_claims(found, options.markdown)
+    for row, make in rows(chosen.quick).items():
+        entries = make()
+        found[row], notes = measured(entries, rounds, compilations)
+        show(row, [entry.name for entry in entries], found[row], notes)
+    plots(found, chosen.plots)
+    print(claims(claimed(found)))
 
 
 if __name__ == "__main__":

@@ -129,3 +129,26 @@ def test_functions_and_arguments_are_called_what_lax_calls_them(call):
     text = message(ours)
     assert "net['w'][0]" in text
     assert text == message(functools.partial(getattr, jax.lax))
+
+
+class Pair:
+    """A node without keys."""
+
+    def __init__(self, first, second):
+        self.parts = first, second
+
+
+jax.tree_util.register_pytree_node(
+    Pair, lambda pair: (pair.parts, None), lambda _, parts: Pair(*parts)
+)
+
+
+def test_leaves_of_nodes_without_keys_are_called_what_lax_calls_them():
+    def message(scan):
+        with pytest.raises(jax.errors.ConcretizationTypeError) as caught:
+            scan(lambda pair, _: float(pair.parts[1]), Pair(jnp.ones(()), jnp.ones(())), XS)
+        return str(caught.value)
+
+    text = message(loopax.filter_scan)
+    assert "pair[1]" in text
+    assert text == message(jax.lax.scan)

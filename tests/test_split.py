@@ -243,7 +243,7 @@ def test_the_token_of_a_static_part_tells_an_array_from_none():
 @settings(deadline=None, max_examples=300)
 def test_names_are_what_keystr_makes_of_the_paths_of_the_arrays(tree):
     wanted = [
-        jtu.keystr(path)
+        jtu.keystr(path).replace("<flat index 0>", "0")
         for path, leaf in jtu.tree_leaves_with_path(tree)
         if any(leaf is array for array in ARRAYS)
     ]
@@ -257,7 +257,7 @@ def test_names_read_as_one_writes_them():
         "box": Keyless(jnp.ones(2)),
     }
     assert names(split(tree, False).static) == (
-        "['box'][<flat index 0>]",
+        "['box'][0]",
         "['net'].weight",
         "['net'].inner[0]",
         "['net'].inner[1]['k']",

@@ -26,13 +26,13 @@ class Calling(NamedTuple):
     - `run`: is given the step and the trees that the loop was called with, and returns what
         `lax` expects of the body.
     - `name`: what `lax` calls such a function in its messages.
-    - `before`: what `lax` calls it with before anything of ours, such as the number of the
-        step.
+    - `before`: the names of what `lax` calls it with before anything of ours, such as the
+        number of the step: for each argument those of its leaves.
     """
 
     run: Callable[..., Any]
     name: str
-    before: tuple[int, ...] = ()
+    before: tuple[tuple[str, ...], ...] = ()
 
 
 class Step:
@@ -182,13 +182,11 @@ class Body:
     def __fun_debug_info__(self) -> Any:
         # Without it JAX would make the same anew at each call, traced already or not.
         if self._debug_info is None:
-            function = self._function("__fun_debug_info__")
-            nodes = [self.node(names, place) for place, names in enumerate(self._names)]
             self._debug_info = debug_info(
                 self._calling.name,
-                _with_code(function),
+                _with_code(self._function("__fun_debug_info__")),
                 getattr(self, "__signature__", None),
-                (*self._calling.before, *nodes),
+                [*self._calling.before, *self._names],
             )
         return self._debug_info
 

@@ -141,7 +141,7 @@ def _step(step: Step, i: Any, *rest: Any) -> Any:
 
 
 # `lax` calls it with the number of the step first.
-_BODY = Calling(_step, "fori_loop", before=(0,))
+_BODY = Calling(_step, "fori_loop", before=(("",),))
 
 
 def _kind(lower: Any, upper: Any, max_steps: Any, kind: str | None, checkpoints: Any) -> Kind:

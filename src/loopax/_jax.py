@@ -88,14 +88,21 @@ def typematch(before: Any, after: Any) -> bool:
 
 
 def debug_info(
-    name: str, function: Callable[..., Any], signature: Any, arguments: tuple[Any, ...]
+    name: str,
+    function: Callable[..., Any],
+    signature: Any,
+    arguments: Sequence[Sequence[str]],
 ) -> Any:
     """What JAX says of a function and its arguments, as the attribute of that name.
 
     - `name`: of the operation that traces it, as in "while_body".
     - `signature`: of the function, if it is known.
+    - `arguments`: for each of them where its leaves stand in it.
     """
-    return _api_util.debug_info(name, function, arguments, {}, signature=signature)
+    # JAX is asked for the name of each argument, not once more where its leaves are.
+    info = _api_util.debug_info(name, function, (0,) * len(arguments), {}, signature=signature)
+    pairs = zip(info.arg_names, arguments, strict=True)
+    return info._replace(arg_names=tuple(a + leaf for a, leaves in pairs for leaf in leaves))
 
 
 def same_trace(one: Any, other: Any) -> bool:

@@ -3,6 +3,7 @@
 JAX's own annotations leave the structure of a tree unknown to it.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,4 +51,6 @@ def is_leaf(value: Any) -> bool:
 
 def path_text(path: Sequence[Any]) -> str:
     """A path as JAX writes it: `.net['w'][0]`."""
-    return _jtu.keystr(tuple(path))
+    text = _jtu.keystr(tuple(path))
+    # Of a node that was registered without keys.
+    return re.sub(r"<flat index (\d+)>", r"\1", text) if "<" in text else text

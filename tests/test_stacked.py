@@ -727,3 +727,62 @@ def test_an_error_in_a_layer_is_the_users_own():
     files = [entry.path.name for entry in caught.traceback]
     assert files[-1] == os.path.basename(__file__)
     assert not any(name.startswith("_stacked") for name in files)
+
+
+# -- calls in a hurry --------------------------------------------------------------------
+
+
+LINEAR = lambda key: eqx.nn.Linear(3, 3, key=key)
+THREE = Stacked(LINEAR, 3, key=jr.key(0))
+
+
+@pytest.mark.parametrize("index", ["a", 1.5, True, None, (1, 2), jnp.ones(2)], ids=repr)
+def test_a_layer_is_taken_by_an_integer(index):
+    with pytest.raises(loopax.ArgumentError, match="Stacked: `index` must be an integer that"):
+        THREE[index]
+
+
+def test_a_layer_is_not_taken_by_what_is_not_known_yet():
+    with pytest.raises(loopax.ArgumentError, match="`index` must be an integer that is known"):
+        jax.jit(lambda index: THREE[index](jnp.ones(3)))(1)
+
+
+@pytest.mark.parametrize("depth", [True, 2.5, "three"])
+def test_a_depth_is_an_integer(depth):
+    with pytest.raises(loopax.ArgumentError, match="Stacked: `depth` must be an integer"):
+        Stacked(LINEAR, depth, key=jr.key(0))
+
+
+def test_keys_are_split_by_the_stack():
+    keys = jr.split(jr.key(0), 3)
+    wanted = r"Stacked: `key` must be one random key, such as jax.random.key\(0\), .* key<fry>"
+    with pytest.raises(loopax.ArgumentError, match=wanted):
+        Stacked(LINEAR, 3, key=keys)
+    with pytest.raises(loopax.ArgumentError, match=wanted):
+        THREE(jnp.ones(3), key=keys)
+
+
+def test_an_option_that_is_misspelt_is_guessed():
+    with pytest.raises(loopax.ArgumentError, match="Did you mean `unroll`"):
+        Stacked(LINEAR, 3, key=jr.key(0), unrol=2)
+
+
+def test_an_option_in_a_call_is_for_the_layers_which_may_know_it():
+    with pytest.raises(TypeError) as caught:
+        THREE(jnp.ones(3), all_outputs=True)
+    assert "call stacked.with_options(all_outputs=True)" in "".join(caught.value.__notes__)
+
+    class Flips(eqx.Module):
+        def __init__(self, key):
+            pass
+
+        def __call__(self, x, reverse):
+            return -x if reverse else x
+
+    assert Stacked(Flips, 3, key=jr.key(0))(1.0 * jnp.ones(()), reverse=True) == -1
+
+
+@pytest.mark.parametrize("remat", [jax.checkpoint, eqx.filter_checkpoint])
+def test_a_policy_is_not_the_function_that_takes_one(remat):
+    with pytest.raises(loopax.ArgumentError, match="`remat` is True to do what"):
+        THREE.with_options(remat=remat)

@@ -50,6 +50,23 @@ def made_by_a_layer(caller: str, layer: Any) -> str:
     )
 
 
+def no_key(caller: str, key: Any) -> ArgumentError:
+    """What was to be split, into a key for each layer, is not one key."""
+    return ArgumentError(
+        f"{caller}: `key` must be one random key, such as jax.random.key(0), which is split by "
+        f"the number of layers, but is {tree_text(key)}."
+    )
+
+
+def options_in_call(caller: str, names: Sequence[str], values: dict[str, Any]) -> str:
+    """A note to an error of a layer that was called with an option of the stack."""
+    some = ", ".join(f"{name}={values[name]!r}" for name in names)
+    return (
+        f"{caller}: what a stack is called with goes to its layers. To run it in another way, "
+        f"call stacked.with_options({some})."
+    )
+
+
 def no_state(caller: str, layer: Any) -> ArgumentError:
     """Layers with states were called without one."""
     return ArgumentError(

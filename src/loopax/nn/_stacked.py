@@ -1,7 +1,6 @@
 """`Stacked`."""
 
 import contextlib
-import operator
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Generic, SupportsIndex, TypeVar, Unpack, cast, overload
 
@@ -13,7 +12,8 @@ import jax.random as jr
 from .. import _tree
 from .._axes import length_along
 from .._boundary import public
-from .._errors import LengthError
+from .._errors import LengthError, Refusal
+from .._kinds import a_count
 from .._scan import filter_scan
 from .._split import split
 from .._stack import stack
@@ -22,11 +22,13 @@ from ._errors import (
     UNLIKE,
     foreign_state,
     made_by_a_layer,
+    no_key,
     no_row_for_each,
     no_state,
+    options_in_call,
 )
 from ._layer import Run, checked, maker
-from ._options import Options, OptionsDict
+from ._options import OPTIONS, Options, OptionsDict
 
 
 Layer = TypeVar("Layer")
@@ -166,13 +168,13 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
         key: jax.Array,
         **options: Unpack[OptionsDict],
     ):
-        depth = operator.index(depth)
+        depth = a_count("Stacked", "depth", depth, "such as 12")
         if depth < 0:
             raise LengthError(f"Stacked: `depth` must not be negative, got {depth}.")
         self.options = Options().replace("Stacked", depth, {**options})
         make = cast(Any, eqx).filter_vmap(maker("Stacked", make_layer), axis_size=depth)
         try:
-            self.layers = make(jr.split(key, depth))
+            self.layers = make(_keys("Stacked", key, depth))
         except Exception as error:
             if isinstance(make_layer, eqx.Module) and not isinstance(make_layer, eqx.Partial):
                 error.add_note(made_by_a_layer("Stacked", make_layer))
@@ -341,9 +343,9 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
             state = keywords.pop("state")
         depth, options = len(self), self.options
         own = self._own("Stacked", state, depth)
-        keys = None if key is None else jr.split(key, depth)
+        keys = None if key is None else _keys("Stacked", key, depth)
         run = Run(arguments, keywords, options, depth)
-        with jax.named_scope("loopax.nn.Stacked"):
+        with jax.named_scope("loopax.nn.Stacked"), _no_options("Stacked", keywords):
             x, (outputs, own) = filter_scan(
                 run,
                 x,
@@ -384,7 +386,7 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
     def __getitem__(self, index: SupportsIndex) -> Layer: ...
     @overload
     def __getitem__(self, index: slice) -> "Stacked[Layer]": ...
-    def __getitem__(self, index: SupportsIndex | slice) -> "Layer | Stacked[Layer]":
+    def __getitem__(self, index: Any) -> "Layer | Stacked[Layer]":
         depth = len(self)
         arrays, static = split(self.layers, False)
         if isinstance(index, slice):
@@ -392,8 +394,9 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
             some = static.merge(array[index] for array in arrays)
             some = _state.chosen(some, depth, places)
             return self._with(layers=some, _depth=len(places))
+        place = a_count("Stacked", "index", index, "or a slice of those")
         try:
-            place = range(depth)[index]
+            place = range(depth)[place]
         except IndexError:
             raise IndexError(f"Stacked: there is no layer {index} of {depth}.") from None
         one = static.merge(array[place] for array in arrays)
@@ -406,6 +409,25 @@ def _of(cls: type["Stacked[Layer]"], fields: dict[str, Any]) -> "Stacked[Layer]"
     for name, value in fields.items():
         object.__setattr__(new, name, value)
     return new
+
+
+def _keys(caller: str, key: Any, depth: int) -> Any:
+    try:
+        return jr.split(key, depth)
+    except (TypeError, ValueError):
+        raise no_key(caller, key) from None
+
+
+@contextlib.contextmanager
+def _no_options(caller: str, keywords: dict[str, Any]) -> Generator[None]:
+    # A layer may have an argument of that name, so that it is for the layer to refuse it.
+    try:
+        yield
+    except TypeError as error:
+        names = [name for name in keywords if name in OPTIONS]
+        if names and not isinstance(error, Refusal):
+            error.add_note(options_in_call(caller, names, keywords))
+        raise
 
 
 @contextlib.contextmanager

@@ -152,3 +152,13 @@ def test_leaves_of_nodes_without_keys_are_called_what_lax_calls_them():
     text = message(loopax.filter_scan)
     assert "pair[1]" in text
     assert text == message(jax.lax.scan)
+
+
+def test_a_function_may_bring_what_to_call_it():
+    # `jax.lax.fori_loop` leaves this on the functions that it makes, and `functools.wraps`
+    # copies it to others.
+    def body(carry, x):
+        return carry + x, None
+
+    body.__fun_debug_info__ = jax.api_util.debug_info("scan", lambda a, b, c: a, (1, 2, 3), {})
+    assert loopax.filter_scan(body, jnp.zeros(()), XS)[0] == 2

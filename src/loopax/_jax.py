@@ -101,6 +101,9 @@ def debug_info(
     """
     # JAX is asked for the name of each argument, not once more where its leaves are.
     info = _api_util.debug_info(name, function, (0,) * len(arguments), {}, signature=signature)
+    if len(info.arg_names or ()) != len(arguments):
+        # The function brings its own, of other arguments.
+        return info._replace(arg_names=None)
     pairs = zip(info.arg_names, arguments, strict=True)
     return info._replace(arg_names=tuple(a + leaf for a, leaves in pairs for leaf in leaves))
 

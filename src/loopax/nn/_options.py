@@ -49,7 +49,9 @@ class Options:
                 )
             if not is_bearable(value, OPTIONS[name]):
                 raise wrong_argument(caller, name, OPTIONS[name], value)
-            if name == "remat" and value in (checkpoint, eqx.filter_checkpoint):
+            if name == "remat" and any(
+                value is each for each in (checkpoint, eqx.filter_checkpoint)
+            ):
                 raise ArgumentError(
                     f"{caller}: `remat` is True to do what {value.__name__} does, or one of "
                     "jax.checkpoint_policies, which says what to keep."

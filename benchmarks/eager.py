@@ -157,7 +157,7 @@ def by_function(rounds):
     rows, found = [], []
     for name, (theirs, ours) in functions().items():
         theirs(), ours()
-        times = in_turn({"lax": theirs, "ours": ours}, rounds, limit=20.0)
+        times = in_turn({"lax": theirs, "ours": ours}, rounds, limit=8.0, calls=5)
         ratio = times["ours"] / times["lax"]
         rows.append((name, seconds(times["lax"]), f"{ratio:.2f}", f"{traces_of(ours):g}"))
         found.append(
@@ -169,10 +169,10 @@ def by_function(rounds):
 
 
 def main():
-    chosen = options(__doc__, rounds=1000)
-    rounds = 50 if chosen.quick else chosen.rounds
+    chosen = options(__doc__, rounds=100)
+    rounds = 10 if chosen.quick else chosen.rounds
     programs = ways()
-    times = in_turn(programs, rounds, limit=20.0)
+    times = in_turn(programs, rounds, limit=8.0, calls=5)
     first = times["jax.lax.scan"]
     again = {name: traces_of(program) for name, program in programs.items()}
     rows = [

@@ -2873,3 +2873,22 @@ def test_the_last_frame_of_a_mismatch_is_that_of_the_call():
     last = [entry for entry in entries if "jaxtyping" not in entry.filename][-1]
     assert last.filename == __file__
     assert "loopax.filter_scan(step" in last.line
+
+
+def test_of_many_arrays_of_other_lengths_the_few_come_first():
+    xs = {f"leaf{n}": jnp.ones(5 if n == 500 else 4) for n in range(1000)}
+    with pytest.raises(loopax.LengthError) as caught:
+        loopax.filter_scan(lambda c, x: (c, x), 0.0, xs)
+    lines = str(caught.value).splitlines()
+    assert lines[2].split() == [
+        'xs["leaf500"]',
+        "float32[5]",
+        "has",
+        "length",
+        "5",
+        "along",
+        "axis",
+        "0",
+    ]
+    assert len(lines) == 33
+    assert lines[-1] == "  ... and 970 more"

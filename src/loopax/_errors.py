@@ -1,5 +1,6 @@
 """What loopax raises."""
 
+import collections
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -209,6 +210,13 @@ def length_conflict(
     length: int | None,
 ) -> LengthError:
     """The arrays in an argument, and `length`, do not agree on how long they are."""
+    more: list[str] = []
+    if len(found) > _MOST_ROWS:
+        # Those that are unlike most are what one looks for.
+        count = collections.Counter(aval.shape[axis] for _, aval, axis in found)
+        found = sorted(found, key=lambda each: count[each[1].shape[each[2]]])
+        more = [f"  ... and {len(found) - _MOST_ROWS} more"]
+        found = found[:_MOST_ROWS]
     names = max(len(name) for name, _, _ in found)
     kinds = max(len(type_text(aval)) for _, aval, _ in found)
     rows = [
@@ -228,7 +236,7 @@ def length_conflict(
             "",
             f"To go over a list of like trees, stack them: loopax.filter_stack({root}).",
         ]
-    return LengthError("\n".join([headline, "", *rows, *advice]))
+    return LengthError("\n".join([headline, "", *rows, *more, *advice]))
 
 
 def no_length(caller: str, root: str, tree: Any, otherwise: str = "") -> LengthError:

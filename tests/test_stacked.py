@@ -631,8 +631,8 @@ def test_a_number_for_x(stack):
             lambda: Stacked(Block, 2, key=KEY, depth_unroll=2),
             loopax.ArgumentError,
             "Stacked: there is no option `depth_unroll`, but unroll, reverse, kind, "
-            "checkpoints, remat, all_outputs. What is meant for the layers goes to them when "
-            "they are made, or called.",
+            "checkpoints, remat, all_outputs. Did you mean `unroll`? What is meant for the "
+            "layers goes to them when they are made, or called.",
         ),
         (
             lambda: Stacked(Block, 2, key=KEY, unroll="all"),

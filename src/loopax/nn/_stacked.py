@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, Generic, SupportsIndex, TypeVar, Unpack, cast, overload
+from typing import Annotated, Any, Generic, SupportsIndex, TypeVar, Unpack, cast, overload
 
 import equinox as eqx
 import jax
@@ -19,6 +19,8 @@ from .._split import split
 from .._stack import stack
 from . import _state
 from ._errors import (
+    TO_MAKE_A_KEY,
+    TO_STACK_LAYERS,
     UNLIKE,
     foreign_state,
     made_by_a_layer,
@@ -162,10 +164,10 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
     @public()
     def __init__(
         self,
-        make_layer: Callable[..., Layer],
+        make_layer: Annotated[Callable[..., Layer], TO_STACK_LAYERS],
         depth: SupportsIndex,
         *,
-        key: jax.Array,
+        key: Annotated[jax.Array, TO_MAKE_A_KEY],
         **options: Unpack[OptionsDict],
     ):
         depth = a_count("Stacked", "depth", depth, "such as 12")
@@ -310,7 +312,11 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
 
     @public()
     def __call__(
-        self, x: Any, *arguments: Any, key: jax.Array | None = None, **keywords: Any
+        self,
+        x: Any,
+        *arguments: Any,
+        key: Annotated[jax.Array | None, TO_MAKE_A_KEY] = None,
+        **keywords: Any,
     ) -> Any:
         """Calls the layers one after the other.
 

@@ -371,6 +371,17 @@ def test_a_layer_that_wants_a_key_gets_none_if_there_is_none():
     assert_close(Stacked(lambda key: Wants(), 2, key=KEY)(X, key=KEY), X + 2)
 
 
+def test_a_layer_needs_no_key_if_there_is_none():
+    class Keyless(eqx.Module):
+        def __call__(self, x):
+            return x + 1
+
+    stack = Stacked(lambda key: Keyless(), 2, key=KEY)
+    assert_close(stack(X), X + 2)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'key'"):
+        stack(X, key=KEY)
+
+
 # -- options --------
 
 
@@ -396,6 +407,7 @@ def test_in_reverse_the_last_layer_comes_first_and_keeps_its_key(stack, kind):
     x, outputs = run(X, key=KEY)
     assert_close(x, y)
     assert_close(outputs, jnp.stack(expected))
+    assert_close(outputs[0], x)
 
 
 def test_other_arguments_go_to_every_layer(stack):

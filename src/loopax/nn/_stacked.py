@@ -93,9 +93,9 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
     **Arguments:**
 
     - `make_layer`: makes one layer: `make_layer(key=key)`, or `make_layer(key)` if it has no
-        parameter of that name. It is called once, under `eqx.filter_vmap`, so that nothing but
-        what comes of the key differs between layers. Any callable PyTree
-        will do for a layer; one that has states too, see below.
+        parameter of that name. It is called once for all layers, under `eqx.filter_vmap`, so
+        that nothing but what comes of the key differs between them. Any callable PyTree will
+        do for a layer; one that has states too, see below.
     - `depth`: how many layers to make.
     - `key`: a key of `jax.random`, which is split into one for each layer.
 
@@ -223,7 +223,8 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
         - `layers`: layers that differ in nothing but the values of their arrays: a list of
             them, an `eqx.nn.Sequential`, anything that can be iterated over.
         - `state`: the state of the model that they come from, if they are to keep their values
-            in it.
+            in it. All layers of one stack, in their order, go with the state of that stack
+            without it.
         - the options of [`loopax.nn.Stacked`][].
 
         **Returns:**

@@ -2328,7 +2328,7 @@ def test_stacking_a_dict_and_a_list():
         "",
         '  trees[1]   has a list of length 1   where trees[0] has a dict with keys "h"',
         "",
-        "Leave out what else differs, or make it an array.",
+        "Trees must be of one structure.",
     )
 
 
@@ -2349,6 +2349,18 @@ def test_stacking_modules_of_other_classes():
         "",
         "  trees[1]   has an OtherLayer   where trees[0] has a Layer",
         "",
+        "Trees must be of one structure.",
+    )
+
+
+def test_stacking_another_class_and_another_number():
+    assert stacking({"h": [F3], "n": 1}, {"h": (F3,), "n": 2}) == text(
+        "filter_stack: the trees must be like `trees[0]`, up to array values, but:",
+        "",
+        '  trees[1]["h"]   has a tuple of length 1   where trees[0] has a list of length 1',
+        '  trees[1]["n"]   has 2 (int)               where trees[0] has 1 (int)',
+        "",
+        "Trees must be of one structure.",
         "Leave out what else differs, or make it an array.",
     )
 

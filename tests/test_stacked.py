@@ -371,6 +371,17 @@ def test_a_layer_that_wants_a_key_gets_none_if_there_is_none():
     assert_close(Stacked(lambda key: Wants(), 2, key=KEY)(X, key=KEY), X + 2)
 
 
+def test_a_layer_needs_no_key_if_there_is_none():
+    class Keyless(eqx.Module):
+        def __call__(self, x):
+            return x + 1
+
+    stack = Stacked(lambda key: Keyless(), 2, key=KEY)
+    assert_close(stack(X), X + 2)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'key'"):
+        stack(X, key=KEY)
+
+
 # -- options --------
 
 
@@ -396,6 +407,7 @@ def test_in_reverse_the_last_layer_comes_first_and_keeps_its_key(stack, kind):
     x, outputs = run(X, key=KEY)
     assert_close(x, y)
     assert_close(outputs, jnp.stack(expected))
+    assert_close(outputs[0], x)
 
 
 def test_other_arguments_go_to_every_layer(stack):
@@ -563,6 +575,16 @@ def test_sharded_along_the_layers():
 # -- what is wrong is said --------
 
 
+class Holder:
+    """No PyTree, and so static."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __repr__(self):
+        return "Holder"
+
+
 def message(error, run):
     with pytest.raises(error) as caught:
         run()
@@ -610,7 +632,7 @@ def test_a_layer_that_returns_another_x():
         "\n"
         "  x   was float32[4]   came back as float32[5]\n"
         "\n"
-        "  * x: an array keeps its shape for the whole loop. Return shape (4,), or start from "
+        "  * x: an array keeps its shape from layer to layer. Return shape (4,), or start from "
         "shape (5,).\n"
         "\n" + UNLIKE
     )
@@ -620,7 +642,7 @@ def test_a_number_for_x(stack):
     text = message(
         loopax.MismatchError, lambda: Stacked.from_layers([eqx.nn.Lambda(jnp.sin)])(1.0)
     )
-    assert "x is a Python float. To change it in the loop, start from an array, " in text
+    assert "x is a Python float. To change it in the layers, start from an array, " in text
     assert "trace_numbers" not in text
 
 
@@ -668,7 +690,14 @@ def test_a_number_for_x(stack):
         (
             lambda: Stacked(Block, 2, key=0),
             loopax.ArgumentError,
-            "Stacked: `key` must be an array, but is 0 (int).",
+            "Stacked: `key` must be an array, but is 0 (int). A random key is made by "
+            "jax.random.key(0).",
+        ),
+        (
+            lambda: Stacked([Block(key=KEY), Block(key=KEY)]),
+            loopax.ArgumentError,
+            "Stacked: `make_layer` must be callable, but is a list of length 2. To stack "
+            "layers that there are, call Stacked.from_layers.",
         ),
         (
             lambda: Stacked(lambda key: jnp.ones(3), 2, key=KEY),
@@ -693,7 +722,8 @@ def test_a_number_for_x(stack):
         (
             lambda: Stacked(Block, 2, key=KEY)(X, key=0),
             loopax.ArgumentError,
-            "Stacked: `key` must be an array or None, but is 0 (int).",
+            "Stacked: `key` must be an array or None, but is 0 (int). A random key is made by "
+            "jax.random.key(0).",
         ),
     ],
 )
@@ -708,11 +738,97 @@ def test_arrays_of_several_lengths(stack):
     assert "  layers.linear.bias     float32[2,4]     has length 2 along axis 0" in text
 
 
-def test_a_layer_in_place_of_what_makes_one():
-    with pytest.raises(ValueError, match="ndim") as caught:
-        Stacked(eqx.nn.Linear(SIZE, SIZE, key=KEY), 3, key=KEY)
-    said = "Stacked: `make_layer` is a Linear, and was called with a key, to make a layer."
+@pytest.mark.parametrize(
+    "returned", [[1, 2], (1,), {"a": 2}, None, lambda x: x + 1, Holder(1), 1.5], ids=repr
+)
+@pytest.mark.parametrize("given", [[1], {"b": 2}, jnp.tanh, jnp.ones(3), True, None], ids=repr)
+def test_what_a_layer_returns_is_not_told_in_words_of_loops(given, returned):
+    if returned is given:
+        returned = 0
+    stack = Stacked.from_layers([lambda x: returned])
+    text = message(loopax.MismatchError, lambda: stack(given))
+    assert not re.search(r"\bloop\b|\bbody\b|\bscan\b|trace_numbers", text), text
+
+
+def test_a_layer_that_changes_an_object_in_place():
+    class Counts(eqx.Module):
+        def __call__(self, x):
+            x["log"].value += 1
+            return x
+
+    stack = Stacked.from_layers([Counts()] * 2)
+    text = message(loopax.MismatchError, lambda: stack({"log": Holder(1)}))
+    assert text.startswith("Stacked: `Counts.__call__` (test_stacked.py:")
+    assert '  x["log"].value   was 1 (int)   came back as 2 (int)\n' in text
+    assert "A layer runs once, while it is traced." in text
+
+
+def test_layers_of_several_classes():
+    layers = [eqx.nn.Linear(4, 4, key=KEY), eqx.nn.MLP(4, 4, 4, 1, key=KEY)]
+    assert message(loopax.MismatchError, lambda: Stacked.from_layers(layers)) == (
+        "Stacked.from_layers: the layers must be like `layers[0]`, up to array values, but:\n"
+        "\n"
+        "  layers[1]   has an MLP   where layers[0] has a Linear\n"
+        "\n"
+        "Trees must be of one structure.\n" + UNLIKE
+    )
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        eqx.nn.Linear(SIZE, SIZE, key=KEY),
+        eqx.nn.Identity(),
+        eqx.nn.Lambda(jnp.sin),
+        eqx.nn.Sequential([eqx.nn.Identity()]),
+        Block(key=KEY),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_layer_in_place_of_what_makes_one(layer):
+    text = message(loopax.ArgumentError, lambda: Stacked(layer, 3, key=KEY))
+    name = type(layer).__name__
+    assert text.startswith(
+        "Stacked: `make_layer` is called with a key alone, make_layer(key=key), but "
+        f"`{name}.__call__` ("
+    )
+    assert text.endswith(
+        ") needs `x` too. If it is a layer itself, pass what makes it instead: a class, or a "
+        "function of a key. To stack layers that there are, call Stacked.from_layers."
+    )
+
+
+def test_what_makes_a_layer_of_more_than_a_key():
+    text = message(loopax.ArgumentError, lambda: Stacked(eqx.nn.Linear, 3, key=KEY))
+    assert text.startswith(
+        "Stacked: `make_layer` is called with a key alone, make_layer(key=key), but `Linear` "
+    )
+    assert text.endswith(
+        "needs `in_features`, `out_features` too. Give it the rest first, by functools.partial "
+        "or a lambda: lambda key: Linear(..., key=key)."
+    )
+
+
+def test_a_layer_without_a_key_in_place_of_what_makes_one():
+    class Halve(eqx.Module):
+        def __call__(self, x):
+            return x / 2
+
+    with pytest.raises(TypeError) as caught:
+        Stacked(Halve(), 3, key=KEY)
+    said = "Stacked: `make_layer` is a Halve, and was called with a key, to make a layer."
     assert any(note.startswith(said) for note in caught.value.__notes__)
+
+
+def test_a_module_may_make_layers():
+    class Factory(eqx.Module):
+        scale: float
+
+        def __call__(self, key, /):
+            return Block(key=key, scale=self.scale)
+
+    expected = Stacked(lambda key: Block(key=key, scale=0.1), 3, key=KEY)
+    assert eqx.tree_equal(Stacked(Factory(0.1), 3, key=KEY), expected)
 
 
 def test_an_error_in_a_layer_is_the_users_own():

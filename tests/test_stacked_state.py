@@ -359,6 +359,44 @@ def test_part_of_a_stack_with_its_state():
     assert eqx.tree_equal(part, stack[1:3])
 
 
+@pytest.mark.parametrize("depth", [1, DEPTH])
+def test_all_layers_of_a_stack_are_that_stack_with_its_state(depth):
+    stack, state = made(Cached, depth)
+    _, state = stack(X, state)
+    expected = stack(X, copied(state))
+    layers, apart = stack.unstack(copied(state))
+    for same in (Stacked.from_layers(layers), stack[:], Stacked.from_layers(list(stack[:]))):
+        assert eqx.tree_equal(same, stack)
+        assert_close(same(X, copied(state))[0], expected[0])
+    again, together = Stacked.from_layers(layers, apart)
+    assert eqx.tree_equal(again, stack)
+    assert_close(again(X, together)[0], expected[0])
+
+
+def test_stacks_of_stacks_are_those_stacks_with_their_state():
+    outer, state = made(lambda key: Stacked(Cached, 2, key=key))
+    expected = outer(X, copied(state))[0]
+    same = Stacked.from_layers([Stacked.from_layers(inner.unstack()) for inner in outer])
+    assert eqx.tree_equal(same, outer)
+    assert_close(same(X, state)[0], expected)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda layers: layers[:2],
+        lambda layers: layers[::-1],
+        lambda layers: [*layers, layers[0]],
+    ],
+    ids=["some", "reversed", "more"],
+)
+def test_other_layers_than_all_of_a_stack_have_no_values_in_its_state(take):
+    stack, state = made(Cached)
+    part = Stacked.from_layers(take(stack.unstack()))
+    text = message(loopax.ArgumentError, lambda: part(X, state))
+    assert "take their values along if the state is passed to `unstack`" in text
+
+
 def test_new_layers_become_a_model_with_states():
     layers = [Running(key=key) for key in jr.split(KEY, DEPTH)]
     stack, state = eqx.nn.make_with_state(Stacked.from_layers)(layers)
@@ -488,6 +526,16 @@ def test_with_the_state_of_another_model():
         text = message(loopax.ArgumentError, run)
         assert "`state` has no values for `Cached.__call__` (layers.py:" in text
         assert "eqx.nn.make_with_state that made this model" in text
+
+
+def test_a_layer_of_a_stack_with_the_state_of_the_stack():
+    stack, state = made(Cached)
+    for layer in (stack[1], stack.unstack()[1], list(stack)[1]):
+        text = message(KeyError, lambda layer=layer: layer(X, state))
+        assert text == (
+            "<'Stacked.layers.position[1]' of a layer taken out of a stack: its values are in "
+            "the state that `stack.unstack(state)` returns with the layers>"
+        )
 
 
 def test_a_batch_of_states_without_vmap():

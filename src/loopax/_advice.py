@@ -1,5 +1,6 @@
 """What to do about a mismatch."""
 
+import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -14,8 +15,35 @@ from ._static import is_number
 from ._words import is_array_type, key_words, type_text
 
 
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """What the tree goes through, for advice."""
+
+    loop: str = "the loop"
+    body: str = "the body"
+    a_body: str = "A body"
+    throughout: str = "for the whole loop"
+    collect: str = "To collect something at each step, return it as the y of a scan"
+    or_else: str = ", or pass trace_numbers=True"
+
+
+LOOP = Words()
+LAYERS = Words(
+    loop="the layers",
+    body="the layer",
+    a_body="A layer",
+    throughout="from layer to layer",
+    collect=(
+        "To collect what comes out of each layer, call stacked.with_options(all_outputs=True)"
+    ),
+    or_else="",
+)
+
+
 def hints(
-    mismatches: Sequence[Mismatch], hint: Callable[[Mismatch], Iterable[str]]
+    mismatches: Sequence[Mismatch],
+    hint: Callable[[Mismatch], Iterable[str]],
+    words: Words = LOOP,
 ) -> Iterator[str]:
     """What to do. Paths that need the same are named together."""
     paths: dict[str, dict[str, None]] = {}
@@ -30,17 +58,11 @@ def hints(
             paths=first + more,
             is_a="is a" if one else "are each a",
             it="it" if one else "them",
+            words=words,
         )
 
 
-def for_x(mismatch: Mismatch) -> Iterator[str]:
-    """As `for_carry`, where there is no `trace_numbers`."""
-    return for_carry(mismatch, "")
-
-
-def for_carry(
-    mismatch: Mismatch, or_else: str = ", or pass trace_numbers=True"
-) -> Iterator[str]:
+def for_carry(mismatch: Mismatch) -> Iterator[str]:
     before, after = mismatch.before, mismatch.after
     to_array = isinstance(after, AbstractValue)
     match mismatch.kind:
@@ -51,16 +73,17 @@ def for_carry(
         case "value" | "type" if before is None and to_array:
             yield f"{{paths}}: None is static too. Start from {_braced(_start(after))}."
         case "value" | "type" if before is None:
-            yield "{paths}: None is static too. Start from what the body returns."
+            yield "{paths}: None is static too. Start from what {words.body} returns."
         case "value" if isinstance(before, bool):
             yield (
-                "{paths} {is_a} Python bool. Set flags outside of the loop. To change {it} in "
-                f"the loop, start from an array, jnp.asarray({before!r})."
+                "{paths} {is_a} Python bool. Set flags outside of {words.loop}. To change {it} "
+                f"in {{words.loop}}, start from an array, jnp.asarray({before!r})."
             )
         case "value" if is_number(before):
             yield (
-                f"{{paths}} {{is_a}} Python {type(before).__name__}. To change {{it}} in the "
-                f"loop, start from an array, jnp.asarray({_number_text(before)}){or_else}."
+                f"{{paths}} {{is_a}} Python {type(before).__name__}. To change {{it}} in "
+                f"{{words.loop}}, start from an array, jnp.asarray({_number_text(before)})"
+                "{words.or_else}."
             )
         case "value" if to_array:
             yield "{paths}: return what was there before, or start from an array."
@@ -73,24 +96,27 @@ def for_carry(
             )
         case "attribute":
             yield (
-                "{paths}: changed in place, in an object that is not a PyTree. A body runs "
-                "once, while it is traced. Make the object an eqx.Module, with arrays for what "
-                "changes, and return a new one."
+                "{paths}: changed in place, in an object that is not a PyTree. {words.a_body} "
+                "runs once, while it is traced. Make the object an eqx.Module, with arrays for "
+                "what changes, and return a new one."
             )
         case "new":
             key = _braced(key_words(after))
-            yield f"{{paths}}: start with the {key} in place, or do not add it in the loop."
+            yield (
+                f"{{paths}}: start with the {key} in place, or do not add it in {{words.loop}}."
+            )
         case "missing":
             key = _braced(key_words(before))
             yield f"{{paths}}: return the {key} too, or leave it out from the start."
         case "length":
             yield (
-                "{paths}: a list or tuple keeps its length. To collect something at each step, "
-                "return it as the y of a scan, or write into an array."
+                "{paths}: a list or tuple keeps its length. {words.collect}, or write into an "
+                "array."
             )
         case "type":
             yield (
-                "{paths}: return what was there before, or start from what the body returns."
+                "{paths}: return what was there before, or start from what {words.body} "
+                "returns."
             )
         case "metadata":
             yield "{paths}: metadata are part of the structure. Keep them as they are."
@@ -102,12 +128,12 @@ def _value_hint(before: Any, after: Any) -> str:
         if hasattr(before, "__self__"):
             return "{paths}: it is a method of another object. Return the one that was there."
         return (
-            "{paths}: it was made anew, over other values. Make it once, outside of the "
-            "loop, or carry those values as arrays."
+            "{paths}: it was made anew, over other values. Make it once, outside of "
+            "{words.loop}, or carry those values as arrays."
         )
     if _is_function(before) and _is_function(after):
         return (
-            "{paths}: to choose between functions in the loop, carry an index and call "
+            "{paths}: to choose between functions in {words.loop}, carry an index and call "
             "loopax.filter_switch."
         )
     if type(before) is type(after) and hasattr(before, "__dict__"):
@@ -171,7 +197,7 @@ def _array_hints(before: Any, after: Any) -> Iterator[str]:
         )
     if before.shape != after.shape:
         yield (
-            f"{{paths}}: an array keeps its shape for the whole loop. Return shape "
+            f"{{paths}}: an array keeps its shape {{words.throughout}}. Return shape "
             f"{before.shape}, or start from shape {after.shape}."
         )
     elif before.dtype == after.dtype:
@@ -193,7 +219,7 @@ def _placement_hint(before: Any, after: Any) -> str:
         )
     return (
         "{paths}: start from a value with the same sharding, by jax.device_put, or change it "
-        "back in the body, by jax.sharding.reshard."
+        "back in {words.body}, by jax.sharding.reshard."
     )
 
 

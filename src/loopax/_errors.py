@@ -1,6 +1,7 @@
 """What loopax raises."""
 
 import collections
+import typing
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -101,9 +102,10 @@ def stack_mismatch(
     advice = "\n".join(
         [
             *(["Arrays must be of one shape and dtype."] if "array" in kinds else []),
+            *(["Trees must be of one structure."] if "type" in kinds else []),
             *(
                 ["Leave out what else differs, or make it an array."]
-                if kinds - {"array"}
+                if kinds - {"array", "type"}
                 else []
             ),
             *([more_advice] if more_advice else []),
@@ -287,10 +289,15 @@ def not_a_choice(caller: str, name: str, expected: str, value: Any) -> ArgumentE
 
 
 def wrong_argument(caller: str, name: str, hint: Any, value: Any) -> ArgumentError:
-    """An argument is not of the type that its parameter has."""
-    return ArgumentError(
-        f"{caller}: `{name}` must be {hint_text(hint)}, but is {tree_text(value)}."
-    )
+    """An argument is not of the type that its parameter has.
+
+    If that is `Annotated`, it is by what to do.
+    """
+    advice: list[str] = []
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, *advice = typing.get_args(hint)
+    said = f"{caller}: `{name}` must be {hint_text(hint)}, but is {tree_text(value)}."
+    return ArgumentError(" ".join([said, *advice]))
 
 
 def no_unroll(caller: str, kind: str) -> ArgumentError:

@@ -6,10 +6,10 @@ from typing import Any, cast
 import equinox as eqx
 import jax
 
-from .._advice import for_x, hints
+from .._advice import LAYERS, for_carry, hints
 from .._errors import ArgumentError, MismatchError, report
 from .._mismatch import Mismatch
-from .._words import shown, tree_text, type_text
+from .._words import named, shown, tree_text, type_text
 
 
 UNLIKE = (
@@ -24,7 +24,8 @@ def layer_mismatch(caller: str, layer: Any, mismatches: Sequence[Mismatch]) -> M
         f"{caller}: {shown(layer)} must return an `x` like the one it was given, up to array "
         "values, for the next layer to go on with, but:"
     )
-    advice = [*(f"  * {hint}" for hint in hints(mismatches, for_x)), "", UNLIKE]
+    what_to_do = hints(mismatches, for_carry, LAYERS)
+    advice = [*(f"  * {hint}" for hint in what_to_do), "", UNLIKE]
     return MismatchError(report(headline, mismatches, advice), mismatches)
 
 
@@ -41,12 +42,36 @@ def no_layer(caller: str, where: str, made: Any) -> ArgumentError:
     return ArgumentError(text)
 
 
+TO_STACK_LAYERS = "To stack layers that there are, call Stacked.from_layers."
+TO_MAKE_A_KEY = "A random key is made by jax.random.key(0)."
+
+_A_LAYER_ITSELF = (
+    "If it is a layer itself, pass what makes it instead: a class, or a function of a key. "
+    + TO_STACK_LAYERS
+)
+
+
 def made_by_a_layer(caller: str, layer: Any) -> str:
     """A note to an error that came up when a layer was called to make one."""
     return (
         f"{caller}: `make_layer` is {tree_text(layer)}, and was called with a key, to make a "
-        "layer. If it is a layer itself, pass what makes it instead: a class, or a function of "
-        "a key. To stack layers that there are, call Stacked.from_layers."
+        f"layer. {_A_LAYER_ITSELF}"
+    )
+
+
+def more_than_a_key(caller: str, make_layer: Any, needed: Sequence[str]) -> ArgumentError:
+    """What makes layers, or a layer in its place, cannot be called with a key alone."""
+    names = ", ".join(f"`{name}`" for name in needed)
+    if isinstance(make_layer, eqx.Module) and not isinstance(make_layer, eqx.Partial):
+        advice = _A_LAYER_ITSELF
+    else:
+        advice = (
+            "Give it the rest first, by functools.partial or a lambda: "
+            f"lambda key: {named(make_layer)}(..., key=key)."
+        )
+    return ArgumentError(
+        f"{caller}: `make_layer` is called with a key alone, make_layer(key=key), but "
+        f"{shown(make_layer)} needs {names} too. {advice}"
     )
 
 

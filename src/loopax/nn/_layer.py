@@ -8,9 +8,9 @@ import equinox as eqx
 import jax
 
 from .._call import as_tree
-from .._mismatch import Comparison
+from .._mismatch import Comparison, attributes
 from .._split import split
-from ._errors import layer_mismatch, no_layer, no_state_returned
+from ._errors import layer_mismatch, more_than_a_key, no_layer, no_state_returned
 from ._options import Options
 from ._state import with_arrays
 
@@ -18,10 +18,15 @@ from ._state import with_arrays
 def maker(caller: str, make_layer: Callable[..., Any]) -> Callable[[jax.Array], Any]:
     """Makes a layer of a key, by `make_layer(key=key)` if that can be, or `make_layer(key)`."""
     signature = _signature(make_layer)
-    try:
-        by_name = signature is not None and bool(signature.bind(key=None))
-    except TypeError:
-        by_name = False
+    by_name = False
+    if signature is not None:
+        try:
+            by_name = bool(signature.bind(key=None))
+        except TypeError:
+            # By place the key would go to something else.
+            parameter = signature.parameters.get("key")
+            if parameter is not None and parameter.kind in _NAMED:
+                raise more_than_a_key(caller, make_layer, _needed(signature)) from None
 
     def make(key: jax.Array) -> Any:
         layer = make_layer(key=key) if by_name else make_layer(key)
@@ -66,6 +71,7 @@ def _apply(
 ) -> tuple[Any, eqx.nn.State | None]:
     layer, state, key = row
     before = split(x, False)
+    attributes_before = attributes(before.static)
     if key is not None or _wants_key(layer):
         keywords = {**keywords, "key": key}
     if state is None:
@@ -75,9 +81,9 @@ def _apply(
         if not _is_with_state(result):
             raise no_state_returned("Stacked", layer, result)
         x, state = result
-    _, mismatches = Comparison(False, weak_fits=True).compare(
-        before.static, before.arrays, x, "x"
-    )
+    rules = Comparison(False, weak_fits=True)
+    _, mismatches = rules.compare(before.static, before.arrays, x, "x")
+    mismatches += rules.changed_in_place(before.static, attributes_before, "x")
     if mismatches:
         raise layer_mismatch("Stacked", layer, mismatches)
     return x, state
@@ -92,6 +98,20 @@ def _wants_key(layer: Callable[..., Any]) -> bool:
     signature = _signature(layer)
     parameter = signature.parameters.get("key") if signature is not None else None
     return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _needed(signature: inspect.Signature) -> list[str]:
+    """What has to be given, beside a key."""
+    return [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.name != "key"
+        and parameter.default is inspect.Parameter.empty
+        and parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, *_NAMED)
+    ]
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:

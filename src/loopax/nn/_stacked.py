@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, Generic, SupportsIndex, TypeVar, Unpack, cast, overload
+from typing import Annotated, Any, Generic, SupportsIndex, TypeVar, Unpack, cast, overload
 
 import equinox as eqx
 import jax
@@ -19,6 +19,8 @@ from .._split import split
 from .._stack import stack
 from . import _state
 from ._errors import (
+    TO_MAKE_A_KEY,
+    TO_STACK_LAYERS,
     UNLIKE,
     foreign_state,
     made_by_a_layer,
@@ -91,9 +93,9 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
     **Arguments:**
 
     - `make_layer`: makes one layer: `make_layer(key=key)`, or `make_layer(key)` if it has no
-        parameter of that name. It is called once, under `eqx.filter_vmap`, so that nothing but
-        what comes of the key differs between layers. Any callable PyTree
-        will do for a layer; one that has states too, see below.
+        parameter of that name. It is called once for all layers, under `eqx.filter_vmap`, so
+        that nothing but what comes of the key differs between them. Any callable PyTree will
+        do for a layer; one that has states too, see below.
     - `depth`: how many layers to make.
     - `key`: a key of `jax.random`, which is split into one for each layer.
 
@@ -162,10 +164,10 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
     @public()
     def __init__(
         self,
-        make_layer: Callable[..., Layer],
+        make_layer: Annotated[Callable[..., Layer], TO_STACK_LAYERS],
         depth: SupportsIndex,
         *,
-        key: jax.Array,
+        key: Annotated[jax.Array, TO_MAKE_A_KEY],
         **options: Unpack[OptionsDict],
     ):
         depth = a_count("Stacked", "depth", depth, "such as 12")
@@ -221,7 +223,8 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
         - `layers`: layers that differ in nothing but the values of their arrays: a list of
             them, an `eqx.nn.Sequential`, anything that can be iterated over.
         - `state`: the state of the model that they come from, if they are to keep their values
-            in it.
+            in it. All layers of one stack, in their order, go with the state of that stack
+            without it.
         - the options of [`loopax.nn.Stacked`][].
 
         **Returns:**
@@ -310,7 +313,11 @@ class Stacked(eqx.nn.StatefulLayer, Generic[Layer]):
 
     @public()
     def __call__(
-        self, x: Any, *arguments: Any, key: jax.Array | None = None, **keywords: Any
+        self,
+        x: Any,
+        *arguments: Any,
+        key: Annotated[jax.Array | None, TO_MAKE_A_KEY] = None,
+        **keywords: Any,
     ) -> Any:
         """Calls the layers one after the other.
 

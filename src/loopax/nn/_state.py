@@ -44,7 +44,26 @@ class _Joined(_Marker):
     __slots__ = ()
 
 
-def _join(markers: Sequence[Any]) -> _Joined:
+class _Part(_Marker):
+    """The marker of one layer of a stack: that of the stack, the layer's place, the depth."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        # Equinox raises `KeyError(marker)` where the layer is called with the stack's state.
+        return (
+            f"<{str(self)!r} of a layer taken out of a stack: its values are in the state that "
+            "`stack.unstack(state)` returns with the layers>"
+        )
+
+
+def _join(markers: Sequence[Any]) -> Any:
+    """The marker of a stack of layers with these: the inverse of `_each`."""
+    if markers and isinstance(markers[0], _Part):
+        whole = markers[0].parts[0]
+        if list(markers) == _each(whole, len(markers)):
+            # All layers of a stack are that stack, and have its state.
+            return whole
     text = ", ".join(map(str, dict.fromkeys([*markers[:1], *markers[-1:]])))
     return _Joined(text, *markers)
 
@@ -131,11 +150,11 @@ def _index(init: Any, marker: Any) -> eqx.nn.StateIndex[Any]:
     return index
 
 
-def _each(marker: Any, depth: int) -> Sequence[Any]:
+def _each(marker: Any, depth: int) -> list[Any]:
     """The markers of the layers of a stack."""
     if isinstance(marker, _Joined):
-        return marker.parts
-    return [_Marker(f"{marker}[{place}]", marker, place) for place in range(depth)]
+        return list(marker.parts)
+    return [_Part(f"{marker}[{place}]", marker, place, depth) for place in range(depth)]
 
 
 def _replaced(state: eqx.nn.State, gone: set[Any], new: Iterable[tuple[Any, Any]]) -> Any:

@@ -3,11 +3,9 @@
 import copy
 import functools
 import io
-import os
+import pathlib
 import pickle
 import re
-import subprocess
-import sys
 import textwrap
 from typing import Any
 
@@ -17,7 +15,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from layers import SIZE, Block, assert_close
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from layers import SIZE, Block, Running, assert_close, copied
 
 import loopax
 from loopax.nn import Stacked
@@ -495,81 +494,63 @@ def test_made_in_the_abstract():
     assert eqx.filter_eval_shape(lambda stack: stack(X), shape).shape == (SIZE,)
 
 
-SHARDED = """
-import equinox as eqx
-import jax
-import jax.numpy as jnp
-import jax.random as jr
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from layers import SIZE, Block, Running, assert_close, copied
-from loopax.nn import Stacked
+def over_the_layers():
+    return NamedSharding(Mesh(np.array(jax.devices()), ("layers",)), P("layers"))
 
-x = jnp.linspace(-1.0, 1.0, SIZE)
-mesh = Mesh(np.array(jax.devices()), ("layers",))
-over = NamedSharding(mesh, P("layers"))
 
-@eqx.filter_jit
-def run(stack, x):
-    return eqx.filter_value_and_grad(lambda stack: jnp.sum(stack(x) ** 2))(stack)
+@pytest.mark.parametrize("name", ["lax", "checkpointed", "remat"])
+def test_sharded_along_the_layers(name):
+    @eqx.filter_jit
+    def run(stack):
+        return eqx.filter_value_and_grad(lambda stack: jnp.sum(stack(X) ** 2))(stack)
 
-for options in ({}, {"kind": "checkpointed"}, {"remat": True}):
-    stack = Stacked(Block, 24, key=jr.key(0), **options)
-    sharded = eqx.filter_shard(stack, over)
+    stack = Stacked(Block, 24, key=KEY, **OPTIONS[name])
+    sharded = eqx.filter_shard(stack, over_the_layers())
     assert len(sharded.layers.linear.weight.addressable_shards) == 8
-    value, gradient = run(sharded, x)
-    assert_close((value, gradient), run(stack, x))
+    value, gradient = run(sharded)
+    wanted = run(stack)
+    assert_close((value, gradient), wanted)
     updated = eqx.apply_updates(sharded, jax.tree.map(lambda g: -0.1 * g, gradient))
-    expected = eqx.apply_updates(stack, jax.tree.map(lambda g: -0.1 * g, run(stack, x)[1]))
+    expected = eqx.apply_updates(stack, jax.tree.map(lambda g: -0.1 * g, wanted[1]))
     assert_close(eqx.filter(updated, eqx.is_array), eqx.filter(expected, eqx.is_array))
     assert_close(
         eqx.filter(sharded.unstack(), eqx.is_array), eqx.filter(stack.unstack(), eqx.is_array)
     )
 
-# A few layers on each device, and x handed from one device to the next.
-def local(stack, x):
-    assert len(stack) == 3
-    for device in range(8):
-        y = jax.lax.pcast(x, "layers", to="varying") if hasattr(jax.lax, "pcast") else x
-        y = stack(y)
-        x = jax.lax.psum(jnp.where(jax.lax.axis_index("layers") == device, y, 0.0), "layers")
-    return x
 
-stack = Stacked(Block, 24, key=jr.key(0))
-dynamic, static = eqx.partition(stack, eqx.is_array)
-pipeline = jax.shard_map(
-    lambda dynamic, x: local(eqx.combine(dynamic, static), x),
-    mesh=mesh, in_specs=(P("layers"), P()), out_specs=P(),
-    check_vma=hasattr(jax.lax, "pcast"),
-)
-assert_close(jax.jit(pipeline)(dynamic, x), stack(x))
+def test_a_few_layers_on_each_device():
+    def local(stack, x):
+        assert len(stack) == 3
+        for device in range(8):
+            y = jax.lax.pcast(x, "layers", to="varying") if hasattr(jax.lax, "pcast") else x
+            y = jnp.where(jax.lax.axis_index("layers") == device, stack(y), 0.0)
+            x = jax.lax.psum(y, "layers")
+        return x
 
-# With states, for a batch.
-stack, state = eqx.nn.make_with_state(Stacked)(Running, 8, key=jr.key(0))
-xs = jr.normal(jr.key(1), (5, SIZE))
-
-@eqx.filter_jit
-def run(stack, state):
-    over_batch = jax.vmap(stack, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
-    return over_batch(xs, state)
-
-expected = run(stack, copied(state))
-actual = run(eqx.filter_shard(stack, over), eqx.filter_shard(copied(state), over))
-assert_close(actual, expected)
-"""
-
-
-def test_sharded_along_the_layers():
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-    tests = os.path.dirname(__file__)
-    path = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SHARDED)],
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
+    stack = Stacked(Block, 24, key=KEY)
+    dynamic, static = eqx.partition(stack, eqx.is_array)
+    pipeline = jax.shard_map(
+        lambda dynamic, x: local(eqx.combine(dynamic, static), x),
+        mesh=over_the_layers().mesh,
+        in_specs=(P("layers"), P()),
+        out_specs=P(),
+        check_vma=hasattr(jax.lax, "pcast"),
     )
-    assert run.returncode == 0, run.stderr
+    assert_close(jax.jit(pipeline)(dynamic, X), stack(X))
+
+
+def test_states_sharded_along_the_layers():
+    stack, state = eqx.nn.make_with_state(Stacked)(Running, 8, key=KEY)
+    xs = jr.normal(jr.key(1), (5, SIZE))
+
+    @eqx.filter_jit
+    def run(stack, state):
+        over_batch = jax.vmap(stack, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
+        return over_batch(xs, state)
+
+    expected = run(stack, copied(state))
+    over = over_the_layers()
+    assert_close(run(eqx.filter_shard(stack, over), eqx.filter_shard(state, over)), expected)
 
 
 # -- what is wrong is said --------
@@ -841,7 +822,7 @@ def test_an_error_in_a_layer_is_the_users_own():
     with pytest.raises(ZeroDivisionError, match="in the layer") as caught:
         Stacked.from_layers([Fails(jnp.ones(()))] * 2)(X)
     files = [entry.path.name for entry in caught.traceback]
-    assert files[-1] == os.path.basename(__file__)
+    assert files[-1] == pathlib.Path(__file__).name
     assert not any(name.startswith("_stacked") for name in files)
 
 

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 from jax.experimental import io_callback
+from versions import enable_x64
 
 import loopax
 from loopax import filter_fori_loop, filter_scan, filter_while_loop
@@ -32,14 +33,9 @@ def quickly_compiled():
     jax.config.update("jax_disable_most_optimizations", before)
 
 
-def in_x64(on=True):
-    owner = jax if hasattr(jax, "enable_x64") else jax.experimental
-    return owner.enable_x64(on)
-
-
 @pytest.fixture
 def x64():
-    with in_x64():
+    with enable_x64():
         yield
 
 
@@ -225,7 +221,7 @@ def arguments():
 def test_derivatives_are_those_of_the_steps_in_python(program, name):
     updates, count, options, which = program
     derivative = DERIVATIVES[name]
-    with in_x64():
+    with enable_x64():
         args = arguments()
         actual = derivative(functools.partial(looped, updates, count, {**options}, which))
         expected = derivative(functools.partial(in_python, updates, count))
@@ -238,7 +234,7 @@ def test_gradients_in_single_precision_are_those_of_the_steps_in_python(program)
     updates, count, options, which = program
     actual = jax.grad(functools.partial(looped, updates, count, {**options}, which), ALL)
     expected = jax.grad(functools.partial(in_python, updates, count), ALL)
-    with in_x64(False):
+    with enable_x64(False):
         args = arguments()
         check(eqx.filter_jit(actual)(*args), eqx.filter_jit(expected)(*args), 1e-5)
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jaxtyping import Array
+from versions import enable_x64
 
 from loopax import (
     MismatchError,
@@ -461,7 +462,7 @@ def test_results_of_a_cached_trace_follow_the_precision_in_force(loop):
     body = loop.body(lambda c: {**c, "x": c["x"] + jnp.zeros(()).sum() + 1})
     run = lambda: loop.run(body, {"x": jnp.zeros(()), "name": "t"})["x"].dtype
     assert run() == jnp.float32
-    with jax.enable_x64(True):
+    with enable_x64():
         assert run() == jnp.float64
     assert run() == jnp.float32
 

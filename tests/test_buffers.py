@@ -8,14 +8,14 @@ import jax.random as jr
 import numpy as np
 import pytest
 from jax import lax
+from versions import enable_x64
 
 from loopax import filter_fori_loop, filter_scan, filter_while_loop
 
 
 @pytest.fixture(autouse=True)
 def in_double_precision():
-    owner = jax if hasattr(jax, "enable_x64") else jax.experimental
-    with owner.enable_x64(True):
+    with enable_x64():
         yield
 
 

@@ -11,13 +11,14 @@ import numpy as np
 import optimistix
 import pytest
 from clients import on_loopax
+from versions import enable_x64
 
 import loopax
 
 
 @pytest.fixture(autouse=True)
 def _double_precision():
-    with jax.enable_x64(True):
+    with enable_x64():
         yield
 
 

@@ -12,6 +12,7 @@ import jax.tree_util as jtu
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from versions import enable_x64
 
 import loopax
 from loopax import filter_stack, filter_unstack
@@ -168,7 +169,7 @@ def test_numpy_arrays_come_back_as_those_that_jax_makes_of_them(make, dtype):
 
 
 def test_numpy_arrays_keep_64_bits_where_jax_does():
-    with jax.enable_x64(True):
+    with enable_x64():
         stacked = filter_stack([np.arange(2.0), np.arange(2.0) + 1e-12])
         assert stacked.dtype == "float64"
         assert filter_unstack(stacked)[1][0] == 1e-12

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import datetime
 import enum
 import functools
 import itertools
@@ -62,6 +63,10 @@ class Layer(eqx.Module):
     weight: Any
     rate: Any = eqx.field(static=True, default=None)
 
+    # Equinox makes a Module of any other method that is taken from one.
+    def __call__(self, x):
+        return self.weight * x
+
     def apply(self, x):
         return self.weight * x
 
@@ -114,6 +119,66 @@ class Vague:
         return self.answer()
 
     __hash__ = object.__hash__
+
+
+class Slotted:
+    """Compared by identity, with its attributes in slots."""
+
+    __slots__ = ("__weakref__", "rate")
+
+    def __init__(self, rate):
+        self.rate = rate
+
+
+class Single:
+    """A slot may be named by one string."""
+
+    __slots__ = "rate"
+
+    def __init__(self, rate):
+        self.rate = rate
+
+
+class Bare:
+    """No attribute, nothing that a weak reference could be kept in."""
+
+    __slots__ = ()
+
+
+class Alike(Bare):
+    """Equal to each of its class, and written like none of them."""
+
+    __slots__ = ()
+
+    def __eq__(self, other):
+        return isinstance(other, Alike)
+
+    def __hash__(self):
+        return 0
+
+
+class Chatty(Named):
+    """What it is written as says when."""
+
+    times = itertools.count()
+
+    def __repr__(self):
+        return f"Chatty({self.name}, {next(self.times)})"
+
+
+class Unwritable:
+    """Equal by value, without attributes, and cannot be written."""
+
+    __slots__ = ()
+
+    def __eq__(self, other):
+        return isinstance(other, Unwritable)
+
+    def __hash__(self):
+        return 0
+
+    def __repr__(self):
+        raise RuntimeError("written")
 
 
 def fails():
@@ -605,8 +670,13 @@ EQUAL_TOKENS = {
     "values with an == of their own": lambda: Named("a"),
     "bound methods": lambda: Named("a").act,
     "partials": lambda: functools.partial(add, 1, y=[2]),
+    "ranges": lambda: range(1, 5, 2),
+    "moments": lambda: NOON.astimezone(datetime.UTC),
+    "values that are not written alike but have attributes": lambda: Chatty("a"),
+    "values that are written as objects are": Alike,
 }
 
+NOON = datetime.datetime(2000, 1, 1, 12, tzinfo=datetime.UTC)
 AGENTS = Agent(), Agent()
 # What a set is in has no token by its parts.
 CONFIGS = Config({1}), Config({1})
@@ -646,6 +716,13 @@ DIFFERENT_TOKENS = {
     "methods of one Module": (Layer("w").apply, Layer("w").other),
     "NumPy arrays in a PyTree node": (Lookup(0, np.ones(2)), Lookup(0, np.zeros(2))),
     "partials": (functools.partial(add, 0.0), functools.partial(add, -0.0)),
+    "equal ranges": (range(0, 3, 2), range(0, 4, 2)),
+    "one moment in two time zones": (
+        NOON,
+        NOON.astimezone(datetime.timezone(datetime.timedelta(hours=1))),
+    ),
+    "objects that no weak reference can be to": (Bare(), Bare()),
+    "an object without weak references and a value": (Bare(), 1),
 }
 
 
@@ -670,6 +747,7 @@ NO_TOKEN = {
     "an == that raises": Vague(fails),
     "an == that answers with an array": Vague(lambda: np.array([True, False])),
     "what is not equal to itself": Vague(lambda: False),
+    "what cannot be written": Unwritable(),
     "arrays": ARRAY,
     "arrays in a dict": {"a": [ARRAY]},
     "Modules with arrays": Layer(ARRAY),
@@ -720,6 +798,48 @@ def test_the_token_of_what_may_change_changes_with_it():
     config.rate.append(2)
     assert token_of(config) != first
     assert token_of(config.get) != method
+
+
+@pytest.mark.parametrize("make", [Slotted, Single])
+def test_the_token_of_an_object_changes_with_its_slots(make):
+    value = make([1])
+    first = token_of(value)
+    assert token_of(value) == first
+    value.rate = [2]
+    assert token_of(value) != first
+    del value.rate
+    assert token_of(value) != first
+
+
+def test_a_weak_reference_to_an_object_does_not_change_its_token():
+    value = Slotted(1)
+    first = token_of(value)
+    reference = weakref.ref(value)
+    assert token_of(value) == first
+    assert reference() is value
+
+
+def test_the_token_of_an_object_that_no_weak_reference_can_be_to_is_its_own():
+    value = Bare()
+    assert token_of(value) == token_of(value)
+    assert hash(token_of(value)) == hash(token_of(value))
+    # In one place, so that the values meet each other and not only what they are in.
+    assert len({token_of(value), token_of(value), token_of(Bare())}) == 2
+
+
+def test_arrays_in_a_module_are_known_by_identity_where_they_may_be_replaced():
+    layer = Layer([jnp.ones(2)])
+    first = token_of(layer.__call__)
+    assert token_of(layer.__call__) == first
+    layer.weight[0] = jnp.ones(2)
+    assert token_of(layer.__call__) != first
+
+
+def test_after_a_method_of_a_module_with_arrays_an_array_still_has_no_token():
+    tokens = Tokens()
+    tokens.of(Layer(ARRAY).__call__)
+    with pytest.raises(NoToken):
+        tokens.of(ARRAY)
 
 
 def test_tokens_do_not_keep_objects_alive_and_never_equal_later_ones():

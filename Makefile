@@ -7,7 +7,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 # One process for each core: what takes time is to compile, which JAX does on one of them.
 PYTEST := -m pytest --numprocesses $(shell nproc 2>/dev/null || echo 2) --dist worksteal
 
-.PHONY: demo test test-oldest test-newest newest lint docs bench
+.PHONY: demo test test-oldest test-newest newest mutants lint docs bench
 
 demo: $(VENV)/examples.ok
 	$(BIN)/python examples/demo.py
@@ -52,6 +52,10 @@ $(VENV)/newest.ok: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) --upgrade --upgrade-strategy eager --editable '.[suite]'
 	touch $@
+
+# Half an hour for each hundred lines: not part of what every change has to pass.
+mutants: $(VENV)/mutation.ok
+	$(BIN)/python .ci/mutants.py
 
 # `make bench ONLY=eager` for one of them.
 bench: $(VENV)/benchmarks.ok

@@ -3,6 +3,8 @@
 import collections
 import dataclasses
 import functools
+import os
+import random
 from typing import Any
 
 import equinox as eqx
@@ -12,7 +14,6 @@ import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
 import loopax
 from loopax import Mismatch
@@ -87,6 +88,64 @@ def the_only(before, after, trace_numbers=False, **rules):
 
 F3 = jnp.zeros(3)
 F3_TYPE = jax.typeof(F3)
+
+
+# -- what the loops say ------------------------------------------------------------------
+
+
+def scan(advance, carry, **options):
+    return loopax.filter_scan(lambda c, _: (advance(c), None), carry, length=2, **options)
+
+
+def while_loop(advance, carry, **options):
+    return loopax.filter_while_loop(lambda _: jnp.asarray(False), advance, carry, **options)
+
+
+def fori_loop(advance, carry, **options):
+    return loopax.filter_fori_loop(0, 2, lambda _, c: advance(c), carry, **options)
+
+
+def fori_loop_of_unknown_length(advance, carry, **options):
+    # Under a trace the sum is not known, and so JAX takes a while loop for it.
+    steps = jnp.asarray(1) + 1
+    return loopax.filter_fori_loop(0, steps, lambda _, c: advance(c), carry, **options)
+
+
+def checkpointed(loop):
+    return functools.partial(loop, kind="checkpointed")
+
+
+def bounded(loop):
+    return functools.partial(loop, kind="bounded", max_steps=4)
+
+
+LOOPS = {
+    "scan": scan,
+    "while": while_loop,
+    "fori": fori_loop,
+    "fori of unknown length": fori_loop_of_unknown_length,
+    "checkpointed scan": checkpointed(scan),
+    "checkpointed while": functools.partial(while_loop, max_steps=4),
+    "checkpointed fori": checkpointed(fori_loop),
+    "bounded scan": functools.partial(scan, kind="bounded"),
+    "bounded while": bounded(while_loop),
+    "bounded fori": functools.partial(fori_loop_of_unknown_length, kind="bounded", max_steps=4),
+}
+
+
+def found_by(loop, carry, advance, **options):
+    """What the loop says of it, as paths and kinds. It is traced, and not run."""
+
+    def run():
+        loop(advance, carry, **options)
+
+    try:
+        jax.eval_shape(run)
+    except loopax.MismatchError as error:
+        found = [(m.path, m.kind) for m in error.mismatches]
+        assert len(set(found)) == len(found)
+        return set(found)
+    return set()
 
 
 # -- what is not a difference ------------------------------------------------------------
@@ -225,13 +284,13 @@ def test_of_two_numbers_neither_joins_the_other():
     assert the_only([0], [1], numbers_join=True) == Mismatch("carry[0]", "value", 0, 1)
 
 
-@pytest.mark.parametrize("loop", range(4))
+@pytest.mark.parametrize("loop", LOOPS)
 def test_a_weakly_typed_carry_may_change_its_dtype(loop):
     after = jnp.zeros((), "float32")
     assert found_by(LOOPS[loop], {"a": WEAK}, lambda c: {"a": after}) == set()
 
 
-@pytest.mark.parametrize("loop", range(4))
+@pytest.mark.parametrize("loop", LOOPS)
 def test_a_weakly_typed_carry_may_not_change_its_shape(loop):
     found = found_by(LOOPS[loop], {"a": WEAK, "s": "relu"}, lambda c: {**c, "a": F3})
     assert found == {('carry["a"]', "array")}
@@ -251,7 +310,7 @@ def test_a_weakly_typed_array_may_not_become_a_key():
     assert found_by(scan, before, lambda _: after) == {('carry["a"]', "array")}
 
 
-@pytest.mark.parametrize("loop", range(4))
+@pytest.mark.parametrize("loop", LOOPS)
 def test_a_dtype_that_lax_does_not_promote_to_is_found_when_all_else_fits(loop):
     before = {"weak": jnp.asarray(0.5), "n": 0}
     after = {"weak": jnp.zeros((), "int8"), "n": 0}
@@ -445,7 +504,7 @@ def test_what_else_changed_is_named_when_a_state_was_set():
     def advance(carry):
         return {"state": counter(carry["state"]), "phase": "late", "n": carry["n"] + 1}
 
-    for loop in LOOPS:
+    for loop in LOOPS.values():
         assert found_by(loop, carry, advance) == {
             ('carry["phase"]', "value"),
             ('carry["n"]', "value"),
@@ -458,7 +517,7 @@ def test_a_state_that_is_left_out_is_named():
     def advance(carry):
         return {"n": counter(carry["state"]).get(counter.index)}
 
-    for loop in LOOPS:
+    for loop in LOOPS.values():
         assert found_by(loop, {"state": state, "n": F3}, advance) == {
             ("carry", "missing"),
             ('carry["n"]', "array"),
@@ -466,42 +525,6 @@ def test_a_state_that_is_left_out_is_named():
 
 
 # -- random trees, changed at random, through the loops ----------------------------------
-
-
-def scan(advance, carry, **options):
-    return loopax.filter_scan(lambda c, _: (advance(c), None), carry, length=2, **options)
-
-
-def while_loop(advance, carry, **options):
-    return loopax.filter_while_loop(lambda _: jnp.asarray(False), advance, carry, **options)
-
-
-def fori_loop(advance, carry, **options):
-    return loopax.filter_fori_loop(0, 2, lambda _, c: advance(c), carry, **options)
-
-
-def fori_loop_of_unknown_length(advance, carry, **options):
-    # Under a trace the sum is not known, and so JAX takes a while loop for it.
-    steps = jnp.asarray(1) + 1
-    return loopax.filter_fori_loop(0, steps, lambda _, c: advance(c), carry, **options)
-
-
-LOOPS = [scan, while_loop, fori_loop, fori_loop_of_unknown_length]
-
-
-def found_by(loop, carry, advance, **options):
-    """What the loop says of it, as paths and kinds. It is traced, and not run."""
-
-    def run():
-        loop(advance, carry, **options)
-
-    try:
-        jax.eval_shape(run)
-    except loopax.MismatchError as error:
-        found = [(m.path, m.kind) for m in error.mismatches]
-        assert len(set(found)) == len(found)
-        return set(found)
-    return set()
 
 
 ARRAYS = [
@@ -525,19 +548,38 @@ OTHERS = ["relu", "", double, jnp.tanh, None, bytes, (1).__add__, scaled_by(1)]
 KEYS = ["a", "b", "c d", "0"]
 
 
-def trees_of(leaves):
-    def nodes(inner):
-        return st.one_of(
-            st.lists(inner, max_size=3),
-            st.lists(inner, max_size=3).map(tuple),
-            st.dictionaries(st.sampled_from(KEYS), inner, max_size=3),
-            st.dictionaries(st.sampled_from([0, 1, 2]), inner, max_size=2),
-            st.builds(Pair, inner, inner),
-            st.builds(Layer, inner, inner, st.sampled_from([0, 0.1, "relu", double])),
-            st.builds(OtherLayer, inner),
-        )
+MOST_LEAVES = 10
 
-    return st.recursive(st.sampled_from(leaves), nodes, max_leaves=10)
+
+def tree_of(rng, leaves, room=MOST_LEAVES):
+    """A tree of such leaves."""
+    if room < 2 or rng.random() < 0.25:
+        return rng.choice(leaves)
+    kind = rng.randrange(7)
+    if kind > 3:
+        first, second = (tree_of(rng, leaves, room // 2) for _ in range(2))
+        if kind == 4:
+            return Pair(first, second)
+        if kind == 5:
+            return OtherLayer(first)
+        return Layer(first, second, rng.choice([0, 0.1, "relu", double]))
+    keys = [*KEYS] if kind == 2 else [0, 1, 2]
+    rng.shuffle(keys)
+    keys = keys[: rng.randrange(4)]
+    children = [tree_of(rng, leaves, room // max(1, len(keys))) for _ in keys]
+    if kind > 1:
+        return dict(zip(keys, children, strict=True))
+    return children if kind else tuple(children)
+
+
+@functools.cache
+def zeros(shape, dtype="float32"):
+    return jnp.zeros(shape, dtype)
+
+
+@functools.cache
+def keys(shape):
+    return jr.split(jr.key(0), shape)
 
 
 def is_array(leaf):
@@ -550,7 +592,7 @@ def leaf_changes(leaf):
     yield {"a": leaf, "b": 1}, "type"
     yield Layer(leaf), "type"
     if not is_array(leaf):
-        yield jnp.zeros(3), "value"
+        yield zeros(3), "value"
         yield from (
             (other, "value")
             for other in ["tanh", 7, -1.5, halve, None, scaled_by(2)]
@@ -561,11 +603,11 @@ def leaf_changes(leaf):
             yield int(leaf), "value"
         return
     yield from ((other, "static") for other in ["relu", double, None, Layer])
-    yield jnp.zeros((*leaf.shape, 1), "float32"), "array"
-    yield jnp.zeros((4, *leaf.shape), "float32"), "array"
+    yield zeros((*leaf.shape, 1)), "array"
+    yield zeros((4, *leaf.shape)), "array"
     if not jax.typeof(leaf).weak_type:
-        yield jnp.zeros(leaf.shape, "int8"), "array"
-    yield jr.split(jr.key(0), (5, *leaf.shape)), "array"
+        yield zeros(leaf.shape, "int8"), "array"
+    yield keys((5, *leaf.shape)), "array"
 
 
 def children_of(tree):
@@ -591,7 +633,7 @@ def own_changes(tree):
     """Changes to a node that leave its children as they are."""
     yield "relu", "", "type"
     yield None, "", "type"
-    yield jnp.zeros(3), "", "type"
+    yield zeros(3), "", "type"
     if isinstance(tree, Pair):
         yield tuple(tree), "", "type"
         return
@@ -599,13 +641,13 @@ def own_changes(tree):
         kind, other = (list, tuple) if isinstance(tree, list) else (tuple, list)
         yield other(tree), "", "type"
         yield kind([*tree, 1]), "", "length"
-        yield kind([*tree, jnp.zeros(3)]), "", "length"
+        yield kind([*tree, zeros(3)]), "", "length"
         if tree:
             yield kind(tree[:-1]), "", "length"
     if isinstance(tree, dict):
         new = "new" if not tree or isinstance(next(iter(tree)), str) else 9
         yield {**tree, new: 1}, "", "new"
-        yield {new: jnp.zeros(3), **tree}, "", "new"
+        yield {new: zeros(3), **tree}, "", "new"
         for key in tree:
             yield {k: v for k, v in tree.items() if k != key}, "", "missing"
     if isinstance(tree, (Layer, OtherLayer)):
@@ -615,107 +657,127 @@ def own_changes(tree):
         yield type(tree)(tree.weight, tree.inner, tree.rate, "n"), ".name", "field"
 
 
-def pick(draw, options):
-    return draw(st.sampled_from([lambda o=o: o for o in options]))()
-
-
-def changed(draw, tree, several, path="carry"):
+def changed(rng, tree, several, path="carry"):
     """`tree` with one change, or with several, and what is to be found there."""
     node = children_of(tree)
     if node is None:
-        after, kind = pick(draw, leaf_changes(tree))
+        after, kind = rng.choice(list(leaf_changes(tree)))
         return after, {(path, kind)}
     children, rebuild = node
-    if not children or pick(draw, [True, False, False]):
-        after, suffix, kind = pick(draw, own_changes(tree))
+    if not children or rng.random() < 0.3:
+        after, suffix, kind = rng.choice(list(own_changes(tree)))
         return after, {(path + suffix, kind)}
-    count = pick(draw, range(1, len(children) + 1)) if several else 1
-    places = draw(st.permutations(list(children)))[:count]
+    count = rng.randrange(1, len(children) + 1) if several else 1
     expected = set()
-    for place in places:
-        children[place], found = changed(draw, children[place], several, path + place)
+    for place in rng.sample(list(children), count):
+        children[place], found = changed(rng, children[place], several, path + place)
         expected |= found
     return rebuild(children), expected
 
 
-loops = st.sampled_from(LOOPS)
+def equal(tree):
+    """The same tree, with NaN and other numbers made anew."""
+    return jtu.tree_map(
+        lambda leaf: float(repr(leaf)) if isinstance(leaf, float) else leaf, tree
+    )
 
 
-@given(st.data(), loops, trees_of([*ARRAYS, *NUMBERS, *OTHERS]))
-@settings(deadline=None, max_examples=600)
-def test_one_change_anywhere_is_found_and_nothing_else(data, loop, carry):
-    after, expected = changed(data.draw, carry, several=False)
-    assert found_by(loop, carry, lambda _: after) == expected
+# Few for every run. The 10,000 for each take an hour: see CONTRIBUTING.md.
+TREES = int(os.environ.get("LOOPAX_TREES", "50"))
 
 
-@given(st.data(), loops, trees_of([*ARRAYS, *NUMBERS, *OTHERS]))
-@settings(deadline=None, max_examples=300)
-def test_all_changes_are_found_at_once(data, loop, carry):
-    after, expected = changed(data.draw, carry, several=True)
-    assert found_by(loop, carry, lambda _: after) == expected
+def rngs(what):
+    """Sources of chance, each the same in every run."""
+    for seed in range(TREES):
+        yield random.Random(f"{what} {seed}")
 
 
-@given(st.data(), loops, trees_of([*ARRAYS, *OTHERS]))
-@settings(deadline=None, max_examples=200)
-def test_changes_are_found_with_traced_numbers_too(data, loop, carry):
-    after, expected = changed(data.draw, carry, several=True)
-    assert found_by(loop, carry, lambda _: after, trace_numbers=True) == expected
+@pytest.mark.parametrize("loop", LOOPS)
+def test_one_change_anywhere_is_found_and_nothing_else(loop):
+    for rng in rngs(loop):
+        carry = tree_of(rng, [*ARRAYS, *NUMBERS, *OTHERS])
+        after, expected = changed(rng, carry, several=False)
+        assert found_by(LOOPS[loop], carry, lambda _, after=after: after) == expected
 
 
-@given(st.data(), loops, trees_of(ARRAYS))
-@settings(deadline=None, max_examples=200)
-def test_changes_to_arrays_of_the_carry_itself_are_found(data, loop, carry):
-    def advance(carry):
-        after, wanted = changed(data.draw, carry, several=True)
-        expected.append(wanted)
-        return after
-
-    expected: list[Any] = []
-    found = found_by(loop, carry, advance)
-    assert found == expected[-1]
+@pytest.mark.parametrize("loop", ["scan", "fori", "checkpointed while"])
+def test_all_changes_are_found_at_once(loop):
+    for rng in rngs(loop):
+        carry = tree_of(rng, [*ARRAYS, *NUMBERS, *OTHERS])
+        after, expected = changed(rng, carry, several=True)
+        assert found_by(LOOPS[loop], carry, lambda _, after=after: after) == expected
 
 
-@given(loops, trees_of([*ARRAYS, *NUMBERS, *OTHERS]), st.booleans())
-@settings(deadline=None, max_examples=300)
-def test_without_a_change_nothing_is_found(loop, carry, trace_numbers):
-    def again(carry):
-        def one(leaf):
-            if isinstance(leaf, float):
-                return float(repr(leaf))
-            return leaf
+@pytest.mark.parametrize("loop", ["while", "checkpointed scan"])
+def test_changes_to_arrays_of_the_carry_itself_are_found(loop):
+    for rng in rngs(loop):
 
-        return jtu.tree_map(one, carry)
+        def advance(carry, rng=rng):
+            after, wanted = changed(rng, carry, several=True)
+            expected.append(wanted)
+            return after
 
-    options = {"trace_numbers": trace_numbers}
-    assert found_by(loop, carry, again, **options) == set()
+        # A weakly typed carry is traced again, over what the first trace promoted it to.
+        expected: list[Any] = []
+        found = found_by(LOOPS[loop], tree_of(rng, ARRAYS), advance)
+        assert found == expected[-1]
+
+
+def test_changes_are_found_with_traced_numbers_too():
+    for rng in rngs("traced"):
+        carry = tree_of(rng, [*ARRAYS, *OTHERS])
+        after, expected = changed(rng, carry, several=True)
+        loop = LOOPS[rng.choice(list(LOOPS))]
+        found = found_by(loop, carry, lambda _, after=after: after, trace_numbers=True)
+        assert found == expected
+
+
+def test_without_a_change_nothing_is_found():
+    for rng in rngs("equal"):
+        carry = tree_of(rng, [*ARRAYS, *NUMBERS, *OTHERS])
+        loop = LOOPS[rng.choice(list(LOOPS))]
+        assert found_by(loop, carry, equal, trace_numbers=rng.random() < 0.5) == set()
 
 
 # -- random trees, changed at random in one branch ---------------------------------------
 
 
-def found_in_branches(branches, number):
-    """What is said of the branch of that number, as paths and kinds."""
+def cond(branches):
+    return loopax.filter_cond(jnp.asarray(True), *branches)
 
-    def run(index):
-        loopax.filter_switch(index, branches)
+
+def switch(branches):
+    return loopax.filter_switch(jnp.asarray(0), branches)
+
+
+BRANCHES = {"cond": (cond, 2), "switch": (switch, 3)}
+
+
+def found_in_branches(choose, branches):
+    """What is said of the branches, as paths and kinds."""
 
     try:
-        jax.eval_shape(run, jnp.asarray(0))
+        jax.eval_shape(lambda: jax.tree.leaves(choose(branches))[:0])
     except loopax.MismatchError as error:
         return {(m.path, m.kind) for m in error.mismatches}
     return set()
 
 
-@given(st.data(), trees_of([*ARRAYS, *OTHERS]), st.sampled_from([1, 2]))
-@settings(deadline=None, max_examples=1500)
-def test_one_change_in_one_branch_is_found_and_nothing_else(data, output, number):
-    after, expected = changed(data.draw, output, several=False, path="output")
-    branches = [lambda: output, lambda: output, lambda: output]
-    branches[number] = lambda: after
-    assert found_in_branches(branches, number) == expected
+@pytest.mark.parametrize("name", BRANCHES)
+def test_one_change_in_one_branch_is_found_and_nothing_else(name):
+    choose, count = BRANCHES[name]
+    for rng in rngs(name):
+        output = tree_of(rng, [*ARRAYS, *OTHERS])
+        after, expected = changed(rng, output, several=False, path="output")
+        branches = [lambda output=output: output] * count
+        branches[rng.randrange(1, count)] = lambda after=after: after
+        assert found_in_branches(choose, branches) == expected
 
 
-@given(trees_of([*ARRAYS, *NUMBERS, *OTHERS]))
-@settings(deadline=None, max_examples=500)
-def test_branches_that_agree_are_taken(output):
-    assert found_in_branches([lambda: output, lambda: output], 1) == set()
+@pytest.mark.parametrize("name", BRANCHES)
+def test_branches_that_agree_are_taken(name):
+    choose, count = BRANCHES[name]
+    for rng in rngs(name):
+        output = tree_of(rng, [*ARRAYS, *NUMBERS, *OTHERS])
+        branches = [lambda output=output: equal(output)] * count
+        assert found_in_branches(choose, branches) == set()

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from .. import _tree
@@ -99,8 +100,8 @@ def settled(
 ) -> tuple[Any, list[Any], Sequence[Any]]:
     """The jaxpr of a body, what it closes over, and the carry in the type that it keeps.
 
-    A weakly typed carry, such as a Python number, becomes what the body makes of it. The
-    carries are the first results of the jaxpr.
+    A weakly typed carry, such as a Python number, is promoted to what the body makes of it,
+    as by `lax`: never to what it would not fit in, such as a float to an integer. The carries are the first results of the jaxpr.
     """
     jaxpr, consts = traced(carry)
     avals = [typeof(each) for each in carry]
@@ -112,7 +113,7 @@ def settled(
     if not any(weak):
         return jaxpr, consts, carry
     carry = [
-        lax.convert_element_type(each, aval.dtype) if is_weak else each
+        lax.convert_element_type(each, jnp.result_type(each, aval.dtype)) if is_weak else each
         for each, aval, is_weak in zip(carry, new, weak, strict=True)
     ]
     return *traced(carry), carry

@@ -14,6 +14,7 @@ Private are:
 - `fancy_primitive_batchers`, the table of those rules of `jax.vmap` that are told the name of
   the axis, and `no_axis_name`, what stands there if it has none. Without the name no body
   could use a collective over that axis.
+- `util.cache`, a cache that has what traces depend on, such as the mesh, in its key.
 
 The others are public, but annotated in ways that leave a strict type checker with unknowns.
 """
@@ -28,7 +29,7 @@ import jax.api_util
 import jax.core
 import jax.extend.core
 import numpy as np
-from jax._src import core, source_info_util
+from jax._src import core, source_info_util, util
 from jax._src.interpreters import batching
 from jax.interpreters import ad, mlir
 
@@ -41,6 +42,7 @@ _extended: Any = jax.extend.core
 _ad: Any = ad
 _mlir: Any = mlir
 _batching: Any = batching
+_util: Any = util
 
 lax = _jax.lax
 jnp = _jax.numpy
@@ -69,17 +71,31 @@ instantiate_zeros = _ad.instantiate_zeros
 
 
 def error_if(arrays: list[Any], failed: Any, message: str) -> list[Any]:
-    """`eqx.error_if`, which takes no keys of `jax.random`, but takes what they are made of."""
-    is_key = [jnp.issubdtype(typeof(each).dtype, jax.dtypes.prng_key) for each in arrays]
-    data = [
-        _jax.random.key_data(each) if key else each
-        for each, key in zip(arrays, is_key, strict=True)
-    ]
-    data = _eqx.error_if(data, failed, message)
-    return [
-        _jax.random.wrap_key_data(new, impl=_jax.random.key_impl(each)) if key else new
-        for new, each, key in zip(data, arrays, is_key, strict=True)
-    ]
+    """`eqx.error_if`, which takes no keys of `jax.random`, nor values that vary over an axis.
+
+    It chooses between the arrays and what a callback returns, which is of another type than
+    they are under `jax.shard_map`. So a number goes through it, and the arrays depend on that.
+    """
+    token = _eqx.error_if(jnp.zeros(()), failed, message)
+    # With `EQX_ON_ERROR=nan` it comes back as not a number.
+    return [jnp.where(token == 0, each, _wrong_value(each)) for each in arrays]
+
+
+def _wrong_value(array: Any) -> Any:
+    if jnp.issubdtype(array.dtype, jnp.inexact):
+        return jnp.full_like(array, jnp.nan)
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        return array
+    return jnp.zeros_like(array)
+
+
+def cached_type(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function from types to types, cached.
+
+    What JAX finds for a type depends on the mesh that is set, and on which of its axes are
+    manual, none of which a type without sharding shows.
+    """
+    return _util.cache()(function)
 
 
 def typematch(before: Any, after: Any) -> bool:

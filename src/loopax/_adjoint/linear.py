@@ -3,7 +3,6 @@
 Transposed, from cotangents to cotangents, it is the same primitive with `transposed=True`.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ from .._jax import (
     UndefinedPrimal,
     VmapAxis,
     Zero,
+    cached_type,
     instantiate_zeros,
     jnp,
     lax,
@@ -135,7 +135,7 @@ def _types(*avals: Any, **params: Any) -> Any:
     return [*linear.cotangent_types(point.body_consts), *of_carry, *of_buffers], set()
 
 
-@functools.lru_cache
+@cached_type
 def _in_every_lane(aval: Any, axes: int, sizes: tuple[int, ...]) -> Any:
     """The type of the tangent of a constant that has some axes of lanes, with all of them."""
 

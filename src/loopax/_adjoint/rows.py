@@ -17,6 +17,7 @@ from .._jax import (
     UndefinedPrimal,
     VmapAxis,
     Zero,
+    cached_type,
     instantiate_zeros,
     jnp,
     lax,
@@ -60,7 +61,7 @@ def room(value: Any, count: int) -> Any:
     return jnp.broadcast_to(value, (count, *value.shape))
 
 
-@functools.lru_cache
+@cached_type
 def room_type(aval: Any, count: int) -> Any:
     """The type of room for so many values of a type, which also says how it is sharded."""
     (out,) = make_jaxpr(functools.partial(room, count=count))(aval).out_avals
@@ -142,7 +143,7 @@ def _read_types(buffer: Any, index: Any, *, lead: int) -> Any:
     return [_row_type(buffer, index, lead), buffer], set()
 
 
-@functools.lru_cache
+@cached_type
 def _row_type(buffer: Any, index: Any, lead: int) -> Any:
     (row,) = make_jaxpr(functools.partial(_take, lead=lead))(buffer, index).out_avals
     return row

@@ -1,6 +1,5 @@
 """Loops over many devices: sharded by `jit`, by explicit axes, and by hand."""
 
-import functools
 from collections.abc import Callable
 
 import equinox as eqx

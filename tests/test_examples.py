@@ -8,7 +8,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = ["mlp_carry", "ppo_cartpole", "digits_training", "transformer", "van_der_pol"]
-SHARED = ["checks", "demo", "language_model"]
+SHARED = ["checks", "demo", "language_model", "two_processes"]
 
 # Of what takes a minute, enough to see that it learns.
 SHORTER = {"transformer": {"steps": 300, "bound": 2.5}}

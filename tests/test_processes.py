@@ -45,7 +45,8 @@ def outputs(count, timeout=90):
         for each in started:
             each.kill()
             each.wait()
-    failed = [errors[-3000:] for each, (_, errors) in zip(started, found) if each.returncode]
+    ended = zip(started, found, strict=True)
+    failed = [errors[-3000:] for each, (_, errors) in ended if each.returncode]
     assert not failed, "\n".join(failed)
     return [out for out, _ in found]
 

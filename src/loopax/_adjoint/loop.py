@@ -101,7 +101,8 @@ def settled(
     """The jaxpr of a body, what it closes over, and the carry in the type that it keeps.
 
     A weakly typed carry, such as a Python number, is promoted to what the body makes of it,
-    as by `lax`: never to what it would not fit in, such as a float to an integer. The carries are the first results of the jaxpr.
+    as by `lax`: never to what it would not fit in, such as a float to an integer. The carries
+    are the first results of the jaxpr.
     """
     jaxpr, consts = traced(carry)
     avals = [typeof(each) for each in carry]

@@ -224,7 +224,9 @@ def test_every_file_says_what_it_is_for(file):
     assert ast.get_docstring(ast.parse(file.read_text()))
 
 
-@pytest.mark.parametrize("file", ["README.md", "docs/layers.md", "docs/reverse.md", "docs/scaling.md"])
+@pytest.mark.parametrize(
+    "file", ["README.md", "docs/layers.md", "docs/reverse.md", "docs/scaling.md"]
+)
 def test_the_code_in_the_documentation_runs(file):
     text = (pathlib.Path(__file__).parents[1] / file).read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -10,7 +10,7 @@ import numpy as np
 from ._axes import length_along
 from ._boundary import public
 from ._errors import element_mismatch
-from ._jax import lax
+from ._jax import key_data, lax, with_keys
 from ._mismatch import Comparison
 from ._split import split
 
@@ -100,11 +100,14 @@ def filter_associative_scan(
         along += jax.typeof(arrays[0]).ndim
     rules = Comparison(trace_numbers, weak_fits=True)
 
+    # `lax` pads arrays with zeros, which keys of `jax.random` are without.
     def combine(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
+        left, right = with_keys(left, arrays), with_keys(right, arrays)
         result = fn(static.merge(left), static.merge(right))
         combined, mismatches = rules.compare(static, left, result, "elems")
         if mismatches:
             raise element_mismatch("filter_associative_scan", fn, mismatches)
-        return combined
+        return key_data(combined)
 
-    return static.merge(lax.associative_scan(combine, arrays, bool(reverse), along))
+    data = lax.associative_scan(combine, key_data(arrays), bool(reverse), along)
+    return static.merge(with_keys(data, arrays))

@@ -70,6 +70,25 @@ UndefinedPrimal = _ad.UndefinedPrimal
 instantiate_zeros = _ad.instantiate_zeros
 
 
+def key_data(arrays: Sequence[Any]) -> list[Any]:
+    """Of keys of `jax.random` what they are made of, and other arrays as they are."""
+    return [_jax.random.key_data(each) if _is_key(each) else each for each in arrays]
+
+
+def with_keys(data: Sequence[Any], like: Sequence[Any]) -> list[Any]:
+    """What `key_data` was made of, with keys where there are keys in `like`."""
+    return [
+        _jax.random.wrap_key_data(new, impl=_jax.random.key_impl(each))
+        if _is_key(each)
+        else new
+        for new, each in zip(data, like, strict=True)
+    ]
+
+
+def _is_key(array: Any) -> bool:
+    return jnp.issubdtype(typeof(array).dtype, jax.dtypes.prng_key)
+
+
 def error_if(arrays: list[Any], failed: Any, message: str) -> list[Any]:
     """`eqx.error_if`, which takes no keys of `jax.random`, nor values that vary over an axis.
 

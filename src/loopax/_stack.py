@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from ._axes import length_along
 from ._boundary import public
-from ._errors import LengthError, stack_mismatch
+from ._errors import ArgumentError, LengthError, stack_mismatch
 from ._mismatch import Comparison, Mismatch
 from ._split import split
+from ._static import is_reference
 
 
 Tree = TypeVar("Tree")
@@ -59,7 +60,8 @@ def filter_stack(trees: Sequence[Tree], *, trace_numbers: bool = False) -> Tree:
 
     - [`loopax.MismatchError`][], a `TypeError`, if a tree differs from the first one. The path
         begins with its index: `trees[2].activation`.
-    - [`loopax.ArgumentError`][], a `TypeError`, if an argument is of the wrong type.
+    - [`loopax.ArgumentError`][], a `TypeError`, if an argument is of the wrong type, or a
+        mutable reference is in a tree.
     - [`loopax.LengthError`][], a `ValueError`, if there are no trees.
 
     Asked for in Equinox issue [1046](https://github.com/patrick-kidger/equinox/issues/1046).
@@ -86,6 +88,12 @@ def stack(
         found += mismatches
     if found:
         raise stack_mismatch(caller, root, found, advice)
+    for index, row in enumerate(rows):
+        if any(map(is_reference, row)):
+            raise ArgumentError(
+                f"{caller}: there is a mutable reference in {root}[{index}], of which there "
+                "can be no stack. Stack what it holds, `ref[...]`, and make one of that."
+            )
     return first.static.merge(jnp.stack(column) for column in zip(*rows, strict=True))
 
 

@@ -549,3 +549,14 @@ def test_outputs_of_a_scan_come_apart_into_those_of_its_steps():
         h, expected = step(h, layer)
         assert_close(y["h"], expected["h"])
         assert y["name"] == expected["name"]
+
+
+@pytest.mark.skipif(not hasattr(jax, "new_ref"), reason="this JAX has no references")
+def test_of_mutable_references_there_is_no_stack():
+    reference = jax.new_ref(jnp.zeros(2))
+    with pytest.raises(loopax.ArgumentError) as caught:
+        filter_stack([{"a": reference}, {"a": reference}])
+    assert str(caught.value) == (
+        "filter_stack: there is a mutable reference in trees[0], of which there can be no "
+        "stack. Stack what it holds, `ref[...]`, and make one of that."
+    )

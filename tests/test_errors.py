@@ -2904,3 +2904,48 @@ def test_of_many_arrays_of_other_lengths_the_few_come_first():
     ]
     assert len(lines) == 33
     assert lines[-1] == "  ... and 970 more"
+
+
+class Speed(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "was", "start"),
+    [
+        (Speed.LOW, Speed.HIGH, "<Speed.LOW: 1> (Speed)", "jnp.asarray(1)"),
+        # Python writes no integers of thousands of digits.
+        (10**5000, 10**5000 + 1, "<int> (int)", "jnp.asarray(...)"),
+    ],
+    ids=["of an enumeration", "with thousands of digits"],
+)
+def test_a_number_that_python_does_not_write_as_one(before, after, was, start):
+    said = message(lambda: loopax.filter_scan(lambda c, _: ([after], None), [before], length=2))
+    assert f"  carry[0]   was {was}   came back as " in said
+    assert f"start from an array, {start}, or pass trace_numbers=True." in said
+
+
+class Mute:
+    def __repr__(self):
+        raise RuntimeError("written")
+
+
+def test_what_cannot_be_written_is_told_by_its_type():
+    said = message(
+        lambda: loopax.filter_scan(lambda c, _: ([Mute()], None), [Mute()], length=2)
+    )
+    assert "  carry[0]   was <Mute>   came back as another <Mute>" in said
+
+
+@pytest.mark.parametrize("size", [3, 3000])
+def test_one_value_among_many_in_an_array_of_strings(size):
+    before = np.array(["abc"] * size)
+    after = before.copy()
+    after[2] = "zzz"
+
+    def run(after):
+        return loopax.filter_scan(lambda c, _: ([after], None), [before], length=2)
+
+    run(before.copy())
+    assert "carry[0]" in message(lambda: run(after))

@@ -92,3 +92,7 @@ def test_many_branches_are_traced_once_each_and_not_again():
         out = loopax.filter_switch(jnp.asarray(4), scales, X)
         assert jnp.allclose(out, (start + 4) * X)
     assert len(traces) == 6
+
+
+def test_the_operand_may_be_given_by_name():
+    assert jnp.allclose(loopax.filter_switch(jnp.asarray(1), NETS, operand=X), NETS[1](X))

@@ -7,7 +7,6 @@ is in `REFUSED`, with the error that it raises.
 """
 
 import functools
-import importlib.util
 import itertools
 import warnings
 from collections.abc import Callable
@@ -593,10 +592,7 @@ def ahead_of_time(program):
 @to_give(value)
 def export(program):
     exported = jax.export.export(jax.jit(program))(jnp.asarray(X))
-    # It takes a package that JAX does without.
-    if importlib.util.find_spec("flatbuffers") is not None:
-        exported = jax.export.deserialize(exported.serialize())
-    return exported.call(jnp.asarray(X))
+    return jax.export.deserialize(exported.serialize()).call(jnp.asarray(X))
 
 
 @to_give(value)

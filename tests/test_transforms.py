@@ -495,6 +495,11 @@ def jvp(program):
 
 
 @to_give(value_and_tangent)
+def filter_jvp(program):
+    return eqx.filter_jvp(jax.jit(program.loss), (X,), (2 * X,))
+
+
+@to_give(value_and_tangent)
 def linearize(program):
     out, tangent = jax.linearize(jax.jit(program.loss), X)
     return out, tangent(2 * X)
@@ -567,6 +572,11 @@ def shapes(tree):
 @to_give(lambda program: shapes(value(program)))
 def eval_shape(program):
     return jax.eval_shape(program, X)
+
+
+@to_give(lambda program: shapes(value(program)))
+def filter_eval_shape(program):
+    return eqx.filter_eval_shape(program, X)
 
 
 @to_give(value)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from versions import NEW_NAMES, advice_to_vary, to_vary
 
 import loopax
 
@@ -158,9 +159,14 @@ def assert_close(one, other):
     )
 
 
+EXPLICIT = "JAX 0.7 has rules for explicit axes that are not yet those of later versions"
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_sharded_batch(name, kind):
+    if kind == AxisType.Explicit and not NEW_NAMES:
+        pytest.skip(EXPLICIT)
     expected = with_gradients(PROGRAMS[name])(WEIGHT, X)
     devices = mesh(kind)
     with jax.set_mesh(devices):
@@ -189,6 +195,7 @@ def test_shard_map(name):
     check_by_hand(PROGRAMS[name])
 
 
+@pytest.mark.skipif(not NEW_NAMES, reason=EXPLICIT)
 def test_one_loop_under_one_mesh_after_another():
     """What is known of types under manual axes is not taken for those under others."""
     program = while_loop({"kind": "checkpointed"})
@@ -208,7 +215,7 @@ def manual(function):
 
 
 def varying(x):
-    return jax.lax.pcast(x, ("data",), to="varying")
+    return to_vary(x, ("data",))
 
 
 def test_carry_that_begins_to_vary():
@@ -222,7 +229,7 @@ def test_carry_that_begins_to_vary():
     (mismatch,) = caught.value.mismatches
     assert mismatch.path == 'carry["a"]'
     assert str(mismatch.before) != str(mismatch.after)
-    assert "jax.lax.pcast(..., ('data',), to='varying')" in str(caught.value)
+    assert advice_to_vary(("data",)) in str(caught.value)
     np.testing.assert_allclose(manual(sums(varying)), 3 * X.sum(1), rtol=1e-5)
 
 
@@ -239,10 +246,11 @@ def test_branches_that_vary_over_different_axes(which):
 
     with pytest.raises(loopax.MismatchError) as caught:
         manual(run(lambda x: x))
-    assert "jax.lax.pcast(..., ('data',), to='varying')" in str(caught.value)
+    assert advice_to_vary(("data",)) in str(caught.value)
     np.testing.assert_allclose(manual(run(varying)), X.sum(1), rtol=1e-5)
 
 
+@pytest.mark.skipif(not NEW_NAMES, reason=EXPLICIT)
 def test_carry_and_branches_that_change_their_sharding():
     devices = mesh(AxisType.Explicit)
     with jax.set_mesh(devices):

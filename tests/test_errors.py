@@ -20,6 +20,7 @@ import jax.tree_util as jtu
 import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec as P
+from versions import VARIES, advice_to_vary
 
 import loopax
 
@@ -717,10 +718,10 @@ def test_a_carry_that_does_not_vary_over_a_manual_axis():
     assert message(lambda: mapped(XS)) == text(
         must_return("filter_scan"),
         "",
-        '  carry["total"]   was float32[]   came back as float32[]{V:batch}',
+        f'  carry["total"]   was float32[]   came back as float32[]{{{VARIES}batch}}',
         "",
         '  * carry["total"]: start from a value that varies over the same axes, '
-        "jax.lax.pcast(..., ('batch',), to='varying').",
+        f"{advice_to_vary(('batch',))}.",
     )
 
 

@@ -51,6 +51,7 @@ def outputs(count, timeout=90):
     return [out for out, _ in found]
 
 
+@pytest.mark.skipif(not hasattr(jax.lax, "pcast"), reason="it has another name in this JAX")
 def test_two_processes_give_the_numbers_of_one(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     import two_processes as alone

@@ -626,7 +626,7 @@ def in_x64(program):
 
 @to_give(in_x64)
 def x64(program):
-    with jax.enable_x64(True):
+    with enable_x64():
         return jax.jit(program)(X.astype(np.float64))
 
 

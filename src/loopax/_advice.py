@@ -210,12 +210,19 @@ _KINDS_OF_KEYS = (
 )
 
 
+def _to_vary(axes: Sequence[str]) -> str:
+    if hasattr(jax.lax, "pcast"):
+        return f"jax.lax.pcast(..., {tuple(axes)!r}, to='varying')"
+    # The name in JAX 0.7.
+    return f"jax.lax.pvary(..., {tuple(axes)!r})"
+
+
 def _placement_hint(before: Any, after: Any) -> str:
     missing = sorted(_varying(after) - _varying(before))
     if missing:
         return (
             "{paths}: start from a value that varies over the same axes, "
-            f"jax.lax.pcast(..., {tuple(missing)!r}, to='varying')."
+            f"{_to_vary(missing)}."
         )
     return (
         "{paths}: start from a value with the same sharding, by jax.device_put, or change it "
@@ -238,8 +245,7 @@ def _one_type_hints(before: Any, after: Any) -> Iterator[str]:
         differing = sorted(_varying(before) ^ _varying(after))
         if differing:
             yield (
-                "{paths}: return values that vary over the same axes, "
-                f"jax.lax.pcast(..., {tuple(differing)!r}, to='varying')."
+                f"{{paths}}: return values that vary over the same axes, {_to_vary(differing)}."
             )
         else:
             yield ("{paths}: return arrays of one sharding; jax.sharding.reshard changes it.")

@@ -120,7 +120,8 @@ def _with_words_of(
             return refusal
         if not isinstance(refusal, type(error)):
             return error
-        said = f"{refusal}\n\njax.lax.{namesake.__name__} says: {error}"
+        # In some versions of JAX the function is a private one with a public name.
+        said = f"{refusal}\n\njax.lax.{namesake.__name__.lstrip('_')} says: {error}"
         if isinstance(refusal, MismatchError):
             said_so = MismatchError(said, refusal.mismatches)
         else:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jaxtyping import Array
+from versions import NEW_NAMES
 
 from loopax import filter_fori_loop
 
@@ -120,6 +121,8 @@ def test_unroll_changes_no_result(unroll):
 
 @pytest.mark.parametrize("unroll", [0, True, False])
 def test_unroll_is_what_it_is_to_lax(unroll):
+    if unroll == 0 and unroll is not False and not NEW_NAMES:
+        pytest.skip("JAX 0.7 refuses it")
     want = lax.fori_loop(0, 4, INDEX, jnp.zeros(4), unroll=unroll)
     assert_close(filter_fori_loop(0, 4, INDEX, jnp.zeros(4), unroll=unroll), want)
 

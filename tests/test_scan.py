@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jaxtyping import Array
+from versions import NEW_NAMES
 
 from loopax import filter_scan
 
@@ -176,6 +177,8 @@ ARRAYS_ONLY = {
 
 @pytest.mark.parametrize("name", ARRAYS_ONLY)
 def test_on_trees_of_arrays_it_is_lax_in_values_dtypes_and_weak_types(name):
+    if name == "unroll zero" and not NEW_NAMES:
+        pytest.skip("JAX 0.7 refuses it")
     f, args, options = ARRAYS_ONLY[name]
     got, want = filter_scan(f, *args, **options), lax.scan(f, *args, **options)
     assert types(got) == types(want)

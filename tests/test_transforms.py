@@ -23,7 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
-from versions import enable_x64
+from versions import NEW_NAMES, enable_x64
 
 import loopax
 
@@ -751,6 +751,17 @@ for names, functions, error, match in (
     REFUSED |= dict.fromkeys(itertools.product(names, functions), (error, match))
 
 
+# What does not work with JAX 0.7.
+OF_OLD = {
+    ("hessian", "scan bounded"): "keys in such a loop cannot be lowered",
+    ("hessian", "while_loop bounded"): "keys in such a loop cannot be lowered",
+    ("hessian", "while_loop"): "an error within JAX comes before the refusal",
+    ("hessian", "fori_loop dynamic"): "an error within JAX comes before the refusal",
+    ("checking_leaks", "fori_loop dynamic"): "the cache of `jax.jit` keeps tracers",
+    ("checking_leaks", "fori_loop max_steps"): "the cache of `jax.jit` keeps tracers",
+}
+
+
 # -- the table ---------------------------------------------------------------------------
 
 
@@ -792,6 +803,8 @@ def assert_same(got, want):
 
 @pytest.mark.parametrize(("transform", "function", "content"), CELLS)
 def test_a_cell_is_plain_python_or_says_why_not(transform, function, content):
+    if not NEW_NAMES and (transform, function) in OF_OLD:
+        pytest.skip(OF_OLD[transform, function])
     program = Program(Ours, function, content)
     run, reference = TRANSFORMS[transform]
     if (transform, function) in REFUSED:

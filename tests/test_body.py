@@ -822,6 +822,31 @@ def test_the_cache_is_as_large_as_what_is_alive(loop, no_gc):
     assert len(_body._bodies) <= before + 1  # The predicate of the while loop lives on.
 
 
+def test_a_full_cache_lets_go_of_the_body_that_was_used_longest_ago(monkeypatch):
+    def counted(k):
+        def step(carry, _):
+            traced[k] += 1
+            return carry + k, None
+
+        return step
+
+    def run(k):
+        return filter_scan(bodies[k], X, None, length=2)[0]
+
+    traced = [0] * 4
+    bodies = [counted(k) for k in range(4)]
+    monkeypatch.setattr(_body, "_bodies", {})
+    monkeypatch.setattr(_body, "_CAPACITY", 3)
+    for k in (0, 1, 0, 2, 3):
+        run(k)
+    assert len(_body._bodies) == 3
+    assert traced == [1, 1, 1, 1]
+    assert jnp.allclose(run(0), X)
+    assert traced == [1, 1, 1, 1]
+    assert jnp.allclose(run(1), X + 2)
+    assert traced == [1, 2, 1, 1]
+
+
 # -- leaks of tracers --------------------------------------------------------------------
 
 

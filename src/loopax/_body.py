@@ -267,7 +267,9 @@ def body_for(calling: Calling, call: Call) -> Body:
             body = Body(calling, call)
             body.evicting = [_evict(key, value) for value in tokens.watched]
             if len(_bodies) >= _CAPACITY:
-                del _bodies[next(iter(_bodies))]
+                # In one go, and without a word if it is gone: others go at any moment, when
+                # what they are for dies, in whichever thread.
+                _bodies.pop(list(_bodies)[0], None)  # noqa: RUF015
         _bodies[key] = body
         return body
 

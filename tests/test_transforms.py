@@ -8,6 +8,7 @@ is in `REFUSED`, with the error that it raises.
 
 import functools
 import itertools
+import pathlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -379,7 +380,10 @@ TRANSFORMS = {}
 
 
 def to_give(reference):
-    """Adds a transformation to the table, and what it gives of the plain program."""
+    """Adds a transformation to the table, and what it gives of the plain program.
+
+    Its docstring is what `docs/transforms.md` calls it.
+    """
 
     def register(transform):
         TRANSFORMS[transform.__name__] = transform, reference
@@ -425,26 +429,31 @@ def the_same(transform):
 
 @to_give(value)
 def eager(program):
+    """none (eager)"""
     return program(jnp.asarray(X))
 
 
 @to_give(value)
 def jit(program):
+    """`jax.jit`"""
     return jax.jit(program)(X)
 
 
 @to_give(value)
 def filter_jit(program):
+    """`eqx.filter_jit`"""
     return eqx.filter_jit(program)(jnp.asarray(X))
 
 
 @to_give(value_of_each_row)
 def vmap(program):
+    """`jax.vmap`"""
     return jax.vmap(program)(XS)
 
 
 @to_give(value_of_each_row)
 def filter_vmap(program):
+    """`eqx.filter_vmap` with `in_axes` and `out_axes`"""
     function = eqx.filter_vmap(
         lambda tree: program(tree["x"]),
         in_axes=({"x": 1, "name": None},),
@@ -455,17 +464,20 @@ def filter_vmap(program):
 
 @to_give(lambda program: stack([value_of_each_row(program)] * 2))
 def nested_vmap(program):
+    """`vmap` of `vmap`"""
     return jax.jit(jax.vmap(jax.vmap(program, in_axes=-1)))(np.stack([XS.T, XS.T]))
 
 
 @to_give(lambda program: stack([program(jnp.asarray(x), lambda x: x + 0.3) for x in XS]))
 def vmap_with_a_collective(program):
+    """`vmap` with a collective in the body"""
     tap = lambda x: x + 0.1 * jax.lax.psum(jax.lax.axis_index("i") + 1, "i").astype(x.dtype)
     return jax.jit(jax.vmap(lambda x: program(x, tap), axis_name="i"))(XS)
 
 
 @to_give(value_of_each_row)
 def shard_map(program):
+    """`jax.shard_map`"""
     mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     function = lambda xs: stack([program(x) for x in xs])
     return jax.jit(
@@ -475,64 +487,76 @@ def shard_map(program):
 
 @to_give(gradient)
 def grad(program):
+    """`jax.grad`"""
     return jax.grad(program.loss)(X)
 
 
 @to_give(gradient_of_each_row)
 def vmap_of_grad(program):
+    """`vmap` of `grad`"""
     return jax.jit(jax.vmap(jax.grad(program.loss)))(XS)
 
 
 @to_give(gradient)
 def filter_grad(program):
+    """`eqx.filter_grad`"""
     tree = {"x": jnp.asarray(X), "name": "t"}
     return eqx.filter_jit(eqx.filter_grad(lambda tree: program.loss(tree["x"])))(tree)["x"]
 
 
 @to_give(value_and_tangent)
 def jvp(program):
+    """`jax.jvp`"""
     return jax.jvp(program.loss, (X,), (2 * X,))
 
 
 @to_give(value_and_tangent)
 def filter_jvp(program):
+    """`eqx.filter_jvp`"""
     return eqx.filter_jvp(jax.jit(program.loss), (X,), (2 * X,))
 
 
 @to_give(value_and_tangent)
 def linearize(program):
+    """`jax.linearize`"""
     out, tangent = jax.linearize(jax.jit(program.loss), X)
     return out, tangent(2 * X)
 
 
 @to_give(gradient)
 def vjp(program):
+    """`jax.vjp`"""
     return jax.vjp(jax.jit(program.loss), X)[1](jnp.float32(1))[0]
 
 
 @to_give(jacobian)
 def jacfwd(program):
+    """`jax.jacfwd`"""
     return jax.jit(jax.jacfwd(program.loss))(X)
 
 
 @to_give(jacobian)
 def jacrev(program):
+    """`jax.jacrev`"""
     return jax.jit(jax.jacrev(program.loss))(X)
 
 
 @to_give(second_derivative)
 def hessian(program):
+    """`jax.hessian`"""
     return jax.jit(jax.hessian(program.loss))(X)
 
 
 @to_give(gradient)
 def checkpoint_of_dots(program):
+    """`jax.checkpoint` with the policy `dots_saveable`"""
     policy = jax.checkpoint_policies.dots_saveable
     return jax.jit(jax.grad(jax.checkpoint(program.loss, policy=policy)))(X)
 
 
 @to_give(gradient)
 def checkpoint_of_names(program):
+    """`eqx.filter_checkpoint` with `save_only_these_names`"""
     policy = jax.checkpoint_policies.save_only_these_names("kept")
     loss = lambda x: program.loss(x, functools.partial(checkpoint_name, name="kept"))
     return jax.jit(jax.grad(eqx.filter_checkpoint(loss, policy=policy)))(X)
@@ -556,11 +580,13 @@ thrice_forwards.defjvp(lambda xs, ts: (jnp.sin(xs[0]), 3 * xs[0] * ts[0]))
 
 @the_same
 def custom_vjp(program, wrap):
+    """`jax.custom_vjp`"""
     return wrap(jax.grad(lambda x: program.loss(x, thrice_backwards)))(X)
 
 
 @the_same
 def custom_jvp(program, wrap):
+    """`jax.custom_jvp`"""
     loss = lambda x: program.loss(x, thrice_forwards)
     return wrap(lambda x: jax.jvp(loss, (x,), (x,))[1])(X)
 
@@ -571,16 +597,19 @@ def shapes(tree):
 
 @to_give(lambda program: shapes(value(program)))
 def eval_shape(program):
+    """`jax.eval_shape`"""
     return jax.eval_shape(program, X)
 
 
 @to_give(lambda program: shapes(value(program)))
 def filter_eval_shape(program):
+    """`eqx.filter_eval_shape`"""
     return eqx.filter_eval_shape(program, X)
 
 
 @to_give(value)
 def make_jaxpr(program):
+    """`jax.make_jaxpr`"""
     jaxpr, out = jax.make_jaxpr(program, return_shape=True)(X)
     leaves = jax.extend.core.jaxpr_as_fun(jaxpr)(X)
     return jax.tree.unflatten(jax.tree.structure(out), leaves)
@@ -588,25 +617,28 @@ def make_jaxpr(program):
 
 @to_give(value)
 def ahead_of_time(program):
-    """Under a name that is found in what was lowered."""
+    """`lower().compile()` with `jax.named_scope`"""
 
     def tap(x):
         with jax.named_scope("within"):
             return x * jnp.ones_like(x)
 
     lowered = jax.jit(lambda x: program(x, tap)).lower(X)
+    # The name is found again in what was lowered.
     assert "within" in lowered.as_text(debug_info=True)
     return lowered.compile()(X)
 
 
 @to_give(value)
 def export(program):
+    """`jax.export`"""
     exported = jax.export.export(jax.jit(program))(jnp.asarray(X))
     return jax.export.deserialize(exported.serialize()).call(jnp.asarray(X))
 
 
 @to_give(value)
 def donated(program):
+    """`donate_argnums`"""
     with warnings.catch_warnings():
         # Of an output of another shape there is no use for it.
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")
@@ -615,6 +647,7 @@ def donated(program):
 
 @to_give(value)
 def disable_jit(program):
+    """`jax.disable_jit`"""
     with jax.disable_jit():
         return program(jnp.asarray(X))
 
@@ -626,18 +659,21 @@ def in_x64(program):
 
 @to_give(in_x64)
 def x64(program):
+    """`jax.enable_x64`"""
     with enable_x64():
         return jax.jit(program)(X.astype(np.float64))
 
 
 @to_give(value)
 def debug_nans(program):
+    """`jax.debug_nans`"""
     with jax.debug_nans(True):
         return jax.jit(program)(X)
 
 
 @to_give(lambda program: "FloatingPointError")
 def debug_nans_finds_one(program):
+    """a NaN that `jax.debug_nans` finds"""
     with jax.debug_nans(True), pytest.raises(FloatingPointError) as error:
         jax.jit(lambda x: program(x, lambda x: jnp.log(-1 - x**2)))(X)
     return error.type.__name__
@@ -645,6 +681,7 @@ def debug_nans_finds_one(program):
 
 @to_give(value)
 def checking_leaks(program):
+    """`jax.checking_leaks`"""
     with jax.checking_leaks():
         return jax.jit(program)(X)
 
@@ -664,17 +701,21 @@ def seen(program, wrap, callback):
 
 @the_same
 def ordered_io_callback(program, wrap):
+    """`io_callback` in order"""
     return seen(program, wrap, lambda f, x: io_callback(f, None, x, ordered=True))
 
 
 @the_same
 def debug_callback(program, wrap):
+    """`jax.debug.callback`"""
     out, calls = seen(program, wrap, jax.debug.callback)
     return out, sorted(calls, key=lambda x: x.tolist())
 
 
 @the_same
 def pure_callback(program, wrap):
+    """`jax.pure_callback`"""
+
     def tap(x):
         kind = jax.ShapeDtypeStruct(x.shape, x.dtype)
         return jax.pure_callback(np.tanh, kind, x, vmap_method="sequential")
@@ -688,6 +729,8 @@ def with_references(transform):
 
 @with_references
 def reference_in_the_closure(program, wrap):
+    """in the closure"""
+
     def run(x):
         ref = jax.new_ref(jnp.zeros(2))
 
@@ -702,6 +745,8 @@ def reference_in_the_closure(program, wrap):
 
 @with_references
 def reference_as_operand(program, wrap):
+    """in an operand"""
+
     def run(x):
         ref = jax.new_ref(jnp.zeros(2))
 
@@ -730,31 +775,40 @@ IN_REVERSE = [
     "checkpoint_of_names",
     "custom_vjp",
 ]
-for names, functions, error, match in (
-    (REFERENCES, AGAIN, loopax.ArgumentError, 'no use for mutable references.*kind="lax"'),
-    (
+# With the beginning of the line in `docs/transforms.md`.
+REASONS = {
+    "Mutable references in a `filter_scan`": (
+        REFERENCES,
+        AGAIN,
+        loopax.ArgumentError,
+        'no use for mutable references.*kind="lax"',
+    ),
+    "A mutable reference in the layers": (
         [name for name in REFERENCES if "operand" in name],
         ["Stacked"],
         loopax.ArgumentError,
         "mutable reference in layers.0., of which there can be no stack",
     ),
-    # So says `eqx.filter_jit`, which is what makes the bound unknown.
-    (
+    "A mutable reference in what `eqx.filter_jit` is given": (
         [name for name in REFERENCES if "operand" in name],
         ["fori_loop dynamic", "fori_loop max_steps"],
         ValueError,
         "Non-hashable static arguments",
     ),
-    # The callback that says that `max_steps` was too few.
-    (
+    "`jax.export` of a `filter_fori_loop` with `max_steps`": (
         ["export"],
         ["fori_loop max_steps"],
         NotImplementedError,
         "serialization of host_callbacks",
     ),
-    (IN_REVERSE, ["while_loop"], ValueError, "filter_while_loop: .*max_steps"),
-    (IN_REVERSE, ["fori_loop dynamic"], ValueError, "filter_fori_loop: .*max_steps"),
-):
+    "Reverse mode through `filter_while_loop`, or `filter_fori_loop`": (
+        IN_REVERSE,
+        ["while_loop", "fori_loop dynamic"],
+        ValueError,
+        r"filter_\w+_loop: .*max_steps",
+    ),
+}
+for names, functions, error, match in REASONS.values():
     REFUSED |= dict.fromkeys(itertools.product(names, functions), (error, match))
 
 
@@ -840,3 +894,26 @@ def test_what_is_refused_is_in_the_table():
 def test_the_plain_programs_are_no_constants(function, content):
     out = wanted(value_of_each_row, function, content)[0]
     assert any(not np.allclose(a[0], a[1]) for a in jax.tree.leaves(out))
+
+
+# -- the page ----------------------------------------------------------------------------
+
+
+def page():
+    """The lines of the two tables: what there is, and what is refused."""
+    text = (pathlib.Path(__file__).parents[1] / "docs" / "transforms.md").read_text()
+    for part in text.split("## What is refused"):
+        lines = [line for line in part.splitlines() if line.startswith("| ")]
+        yield [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+
+@pytest.mark.skipif(not hasattr(jax, "new_ref"), reason="this JAX has no references")
+def test_the_page_has_the_lines_of_the_table():
+    there, refused = page()
+    assert sorted(name for _, names in there for name in names.split(", ")) == sorted(
+        run.__doc__ for run, _ in TRANSFORMS.values()
+    )
+    assert len(refused) == len(REASONS)
+    for what, error, _ in refused:
+        (reason,) = (each for each in REASONS if what.startswith(each))
+        assert f"`{REASONS[reason][2].__name__}`" in error

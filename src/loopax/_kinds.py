@@ -190,9 +190,12 @@ def compiled(run: Callable[..., Any], bodies: Sequence[Body], *options: Any) -> 
         def call(*args: Any) -> Any:
             return run([ref() for ref in refs], *options, *args)
 
-        program = first.programs[key] = jit(call)
-        for other in others:
-            weakref.finalize(other, _forget, weakref.ref(first), key).atexit = False
+        mine = jit(call)
+        # Another thread may have been here meanwhile. What is traced is the one that is kept.
+        program = first.programs.setdefault(key, mine)
+        if program is mine:
+            for other in others:
+                weakref.finalize(other, _forget, weakref.ref(first), key).atexit = False
     return program
 
 

@@ -164,6 +164,7 @@ def test_threads_at_once_trace_no_oftener_than_one_alone(name, transform):
 
 
 def test_threads_that_fill_the_cache_with_fresh_closures_get_their_own_numbers(monkeypatch):
+    monkeypatch.setattr(_body, "_bodies", {})
     monkeypatch.setattr(_body, "_CAPACITY", 3)
 
     def run(number):

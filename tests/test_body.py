@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import inspect
 import threading
 import weakref
 from typing import Any
@@ -20,9 +21,13 @@ from loopax import (
     MismatchError,
     _body,
     filter_fori_loop,
+    filter_map,
     filter_scan,
     filter_while_loop,
 )
+from loopax._body import Body, Calling, _signature, _with_code
+from loopax._call import Call, Operands
+from loopax._split import closed_over
 
 
 # -- the loops, with bodies of one form --------------------------------------------------
@@ -1048,3 +1053,73 @@ def test_a_failed_trace_keeps_nothing_alive(loop, no_gc):
     del held
     gc.collect()
     assert alive() is None
+
+
+# -- what JAX is told of a body ----------------------------------------------------------
+
+
+def test_the_signature_that_jax_sees_holds_nothing_of_the_users():
+    class Held:
+        pass
+
+    def body(carry: Held, x=Held(), *, key: Held = Held()):  # noqa: B008
+        return carry
+
+    signature = _signature(body)
+    assert list(signature.parameters) == ["carry", "x", "key"]
+    for each, like in zip(
+        signature.parameters.values(), inspect.signature(body).parameters.values(), strict=True
+    ):
+        assert each.kind is like.kind
+        assert each.annotation is inspect.Parameter.empty
+        assert each.default in (inspect.Parameter.empty, None)
+        assert (each.default is None) == (like.default is not inspect.Parameter.empty)
+
+
+def test_the_function_that_jax_names_is_the_one_that_is_called_in_the_end():
+    def body(carry, x):
+        return carry, x
+
+    class Callable(eqx.Module):
+        def __call__(self, carry, x):
+            return carry, x
+
+    assert _with_code(functools.partial(functools.partial(body, 1), 2)) is body
+    assert _with_code(body) is body
+    assert _with_code(Callable()).__func__ is Callable.__call__
+
+
+def test_a_body_between_calls_has_no_function():
+    body, call = _a_body(lambda carry, x: (carry, x))
+    with body.during(call):
+        assert body.__wrapped__ is call.function
+    with pytest.raises(AttributeError, match="__wrapped__"):
+        _ = body.__wrapped__
+
+
+def _a_body(function):
+    split = closed_over(function)
+    call = Call("filter_scan", function, False, Operands(split))
+    return Body(Calling(lambda step, *trees: trees, "scan"), call), call
+
+
+def test_methods_of_what_a_body_makes_come_out_bound():
+    class Made:
+        def __init__(self, n):
+            self.n = n
+
+        def get(self):
+            return self.n
+
+    def body(carry, x):
+        return carry, (Made(3).get, x)
+
+    for _ in range(2):
+        _, (get, _) = filter_scan(body, jnp.ones(()), jnp.ones(2))
+        assert get() == 3
+
+
+def test_a_module_with_arrays_is_mapped():
+    linear = eqx.nn.Linear(2, 3, key=jr.key(0))
+    xs = jnp.arange(8.0).reshape(4, 2)
+    np.testing.assert_allclose(filter_map(linear, xs), jax.vmap(linear)(xs), rtol=1e-6)

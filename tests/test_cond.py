@@ -173,3 +173,66 @@ def test_partials_and_methods_are_branches():
     assert jnp.allclose(loopax.filter_cond(pred, Env().act, lambda x: x, X), 3 * X)
     times = functools.partial(jnp.multiply, jnp.asarray(5.0))
     assert jnp.allclose(loopax.filter_cond(pred, times, lambda x: x, X), 5 * X)
+
+
+def test_operands_are_traced_as_numbers_on_request():
+    def branch(x):
+        return isinstance(x, jax.core.Tracer)
+
+    for traced in (True, False):
+        seen = loopax.filter_cond(jnp.asarray(True), branch, branch, 1, trace_numbers=traced)
+        assert seen == traced
+
+
+def test_numbers_that_differ_beside_numbers_that_meet_arrays_are_traced_on_request():
+    def run(**options):
+        return loopax.filter_cond(
+            jnp.asarray(False), lambda: (1.0, 1), lambda: (ONE, 2), **options
+        )
+
+    assert run(trace_numbers=True) == (1, 2)
+    with pytest.raises(loopax.MismatchError) as caught:
+        run()
+    assert [each.path for each in caught.value.mismatches] == ["output[1]"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "trace_numbers"), [(1, 2, True), (1.0, ONE, False), (1.0, ONE, True)]
+)
+def test_only_what_differs_is_named_not_numbers_that_are_arrays(first, second, trace_numbers):
+    with pytest.raises(loopax.MismatchError) as caught:
+        loopax.filter_cond(
+            jnp.asarray(True),
+            lambda: (first, X),
+            lambda: (second, X[0]),
+            trace_numbers=trace_numbers,
+        )
+    assert [each.path for each in caught.value.mismatches] == ["output[1]"]
+
+
+def test_what_a_branch_raises_comes_out_as_the_same_object():
+    error = TypeError("mine")
+
+    def broken(_):
+        raise error
+
+    with pytest.raises(TypeError) as caught:
+        loopax.filter_cond(jnp.asarray(True), broken, lambda x: x, X)
+    assert caught.value is error
+    assert error.__context__ is None
+
+
+@pytest.mark.parametrize("name", ["cond", "switch"])
+def test_jax_names_the_function_and_the_operand_in_its_messages(name):
+    def branch(first, second):
+        return first if second["flag"] else first + 1
+
+    operands = (X, {"flag": jnp.asarray(True)})
+    calls = {
+        "cond": lambda: loopax.filter_cond(jnp.asarray(True), branch, branch, *operands),
+        "switch": lambda: loopax.filter_switch(jnp.asarray(0), [branch, branch], *operands),
+    }
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        calls[name]()
+    assert f"for {name}" in str(caught.value)
+    assert "second['flag']" in str(caught.value)

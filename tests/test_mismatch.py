@@ -781,3 +781,90 @@ def test_branches_that_agree_are_taken(name):
         output = tree_of(rng, [*ARRAYS, *NUMBERS, *OTHERS])
         branches = [lambda output=output: equal(output)] * count
         assert found_in_branches(choose, branches) == set()
+
+
+# -- rarer trees -------------------------------------------------------------------------
+
+
+def test_a_traced_number_is_given_as_its_type_wherever_it_stands():
+    (found,) = differences({"a": "b"}, {"a": 1}, trace_numbers=True)
+    assert str(found.after) == "~int32[]"
+    (found,) = differences({"a": "b"}, {"a": 1})
+    assert found.after == 1
+    (found,) = differences({"a": {"b": 1}}, {"a": 1}, trace_numbers=True)
+    assert str(found.after) == "~int32[]"
+
+
+def test_of_a_loop_a_traced_number_is_given_as_its_type():
+    with pytest.raises(loopax.MismatchError) as caught:
+        scan(lambda _: 1, "a", trace_numbers=True)
+    assert str(caught.value.mismatches[0].after) == "~int32[]"
+
+
+def test_a_field_that_was_not_set_differs_from_none():
+    def layer(**fields):
+        made = object.__new__(Layer)
+        for name, value in {"weight": F3, "inner": None, "rate": 1.0, **fields}.items():
+            object.__setattr__(made, name, value)
+        return made
+
+    found = the_only(layer(), layer(name=None))
+    assert (found.path, found.kind, found.after) == ("carry.name", "field", None)
+
+
+def test_an_attribute_of_an_object_that_became_a_wrapper_is_missing():
+    class Counter:
+        def __init__(self):
+            self.n = 1
+
+    def wrap(carry):
+        carry[0].__wrapped__ = double
+        return carry
+
+    with pytest.raises(loopax.MismatchError, match=r"carry\[0\]"):
+        scan(wrap, (Counter(), F3))
+
+
+class Keyed:
+    """A node whose keys are of no kind that JAX has."""
+
+    def __init__(self, child):
+        self.child = child
+
+
+jtu.register_pytree_with_keys(
+    Keyed,
+    lambda node: ((("@child", node.child),), None),
+    lambda _, children: Keyed(*children),
+)
+
+
+def test_a_key_of_any_kind_is_written_as_it_prints():
+    assert the_only(Keyed("a"), Keyed("b")).path == "carry@child"
+
+
+def test_a_carry_may_become_what_a_promoted_one_is():
+    def body(carry, _):
+        number, _ = carry
+        # In the first trace it is an integer, which the other is not.
+        return (number + 1.5, number), None
+
+    carry = (0, jnp.float32(7))
+    ours, _ = loopax.filter_scan(body, carry, length=3, trace_numbers=True)
+    want, _ = jax.lax.scan(body, carry, length=3)
+    assert ours == want == (4.5, 3.0)
+    with pytest.raises(loopax.MismatchError, match=r"carry\[1\]"):
+        loopax.filter_scan(body, (0.0, jnp.int32(7)), length=3, trace_numbers=True)
+
+
+@pytest.mark.parametrize("loop", ["scan", "while"])
+def test_loops_of_python_may_change_the_types_of_arrays(loop):
+    def grow(x):
+        return jnp.concatenate([x, x]).astype(int)
+
+    with jax.disable_jit():
+        if loop == "scan":
+            result, _ = loopax.filter_scan(lambda c, _: (grow(c), None), jnp.ones(1), length=2)
+        else:
+            result = loopax.filter_while_loop(lambda x: x.shape[0] < 4, grow, jnp.ones(1))
+    assert result.tolist() == [1, 1, 1, 1]

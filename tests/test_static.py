@@ -20,10 +20,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
+from jax import lax
 
 import loopax
 from loopax._body import _bodies
-from loopax._static import is_dynamic, is_number, nodes, same, same_structure
+from loopax._static import (
+    is_dynamic,
+    is_number,
+    is_reference,
+    is_scalar,
+    nodes,
+    same,
+    same_structure,
+)
 from loopax._token import NoToken, Tokens
 
 
@@ -971,3 +980,96 @@ def test_being_the_same_goes_both_ways(make, make_another):
     before, after = make(), make_another()
     assert same(before, before)
     assert same(before, after) == same(after, before)
+
+
+# -- smaller questions -------------------------------------------------------------------
+
+
+def test_references_are_told_from_arrays():
+    assert is_reference(jax.new_ref(jnp.ones(2)))
+    assert not is_reference(jnp.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("value", "kinds", "answer"),
+    [
+        (1, "i", True),
+        (2**100, "i", True),
+        (2**100, "b", False),
+        (True, "b", True),
+        (True, "i", False),
+        (1.5, "i", False),
+        (1.5, "if", True),
+        (jnp.asarray(1), "i", True),
+        (jnp.ones(1, int), "i", False),
+        (np.bool_(True), "b", True),
+        (jr.key(0), "iu", False),
+        ("a", "i", False),
+        (None, "b", False),
+    ],
+)
+def test_scalars_are_told_by_their_kind(value, kinds, answer):
+    assert is_scalar(value, kinds) is answer
+
+
+def test_a_token_of_jax_is_no_scalar():
+    assert not is_scalar(lax.create_token(), "biuf")
+
+
+def test_what_jax_refuses_once_it_is_not_asked_about_again():
+    class Unknown:
+        reprs = 0
+
+        def __repr__(self):
+            # JAX puts it into its message.
+            Unknown.reprs += 1
+            return "unknown"
+
+    assert not is_dynamic(Unknown(), False)
+    asked = Unknown.reprs
+    assert not is_dynamic(Unknown(), False)
+    assert Unknown.reprs == asked
+
+
+def test_what_has_a_type_without_a_hash_is_static():
+    class Meta(type):
+        def __hash__(cls):
+            raise TypeError("no hash")
+
+    assert not is_dynamic(Meta("Odd", (), {})(), False)
+
+
+def test_zeros_of_either_sign_are_the_same():
+    assert same(0.0, -0.0)
+    assert not same(0.0, 1.0)
+
+
+@pytest.mark.parametrize("wrap", [lambda x: {x}, lambda x: {x: "a"}, lambda x: frozenset([x])])
+def test_keys_and_elements_are_told_apart_by_type(wrap):
+    assert same(wrap(1), wrap(1))
+    assert not same(wrap(1), wrap(True))
+
+
+def test_dataclasses_are_compared_by_fields_and_by_what_else_they_hold():
+    @dataclasses.dataclass
+    class Loose:
+        rate: Any
+
+    @dataclasses.dataclass(slots=True)
+    class Slotted:
+        rate: Any
+        name: Any
+
+    def loose(**others):
+        made = Loose(1)
+        made.__dict__.update(others)
+        return made
+
+    assert same(loose(extra=1), loose(extra=1))
+    assert not same(loose(extra=1), loose(extra=2))
+    assert not same(loose(extra=1), loose())
+    unset, another = Slotted(1, 2), Slotted(1, 2)
+    assert not same(Slotted(1, 2), Slotted(1, 3))
+    del unset.name, another.name
+    assert same(unset, another)
+    assert not same(unset, Slotted(1, 2))

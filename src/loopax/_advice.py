@@ -48,7 +48,7 @@ def hints(
     """What to do. Paths that need the same are named together."""
     paths: dict[str, dict[str, None]] = {}
     for mismatch in mismatches:
-        for advice in hint(mismatch):
+        for advice in _given(hint, mismatch):
             paths.setdefault(advice, {})[mismatch.path] = None
     for advice, at in paths.items():
         first = ", ".join(list(at)[:3])
@@ -120,6 +120,14 @@ def for_carry(mismatch: Mismatch) -> Iterator[str]:
             )
         case "metadata":
             yield "{paths}: metadata are part of the structure. Keep them as they are."
+
+
+def _given(hint: Callable[[Mismatch], Iterable[str]], mismatch: Mismatch) -> list[str]:
+    try:
+        return list(hint(mismatch))
+    except Exception:
+        # A value of the user's may fail whatever it is asked.
+        return []
 
 
 def _value_hint(before: Any, after: Any) -> str:

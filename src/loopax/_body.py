@@ -16,7 +16,7 @@ from ._errors import carry_mismatch
 from ._jax import config, debug_info
 from ._mismatch import Comparison, attributes
 from ._split import HOLE, Arrays, Static, names, split
-from ._token import NoToken, Tokens
+from ._token import Tokens
 from ._words import named
 
 
@@ -259,7 +259,8 @@ def body_for(calling: Calling, call: Call) -> Body:
     tokens = Tokens()
     try:
         key = (calling, call.token(tokens))
-    except (NoToken, RecursionError):
+    except Exception:
+        # There is none, or what the call was given does not let itself be asked.
         return Body(calling, call)
     with _lock:
         body = _bodies.pop(key, None)

@@ -48,7 +48,7 @@ def choose(
             *others,
             as_arrays=as_arrays,
         )
-        for function, view in (zip(functions.values(), seen, strict=True))
+        for function, view in zip(functions.values(), seen, strict=True)
     ]
     calling = Calling(_branch, caller.removeprefix("filter_"))
     bodies = [body_for(calling, call) for call in calls]
@@ -96,7 +96,7 @@ def _raised_in_body(error: TypeError) -> bool:
 def _result(body: Body, arguments: Sequence[Arrays]) -> Any:
     """What a branch returns, with types for arrays."""
     jaxpr, output = make_jaxpr(body, return_shape=True)(*arguments)
-    return merge_output(Arrays(jaxpr.out_avals, output.names, output.label))
+    return output.label.merge(jaxpr.out_avals)
 
 
 def _numbers_beside_arrays(results: Sequence[Any]) -> frozenset[int]:

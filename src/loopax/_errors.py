@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from . import _tree
 from ._advice import for_branches, for_carry, hints
-from ._mismatch import Mismatch
+from ._mismatch import Mismatch, key_text
 from ._static import is_number
 from ._words import described, hint_text, shown, sides, tree_text, type_text
 
@@ -162,7 +162,7 @@ def _fact(mismatch: Mismatch) -> tuple[str, str]:
     """What a mismatch is about: its path, and which key if it is about one."""
     if mismatch.kind in ("new", "missing"):
         key = mismatch.after if mismatch.kind == "new" else mismatch.before
-        return mismatch.path, str(key)
+        return mismatch.path, key_text(key)
     return mismatch.path, ""
 
 

@@ -14,7 +14,7 @@ from jax.core import AbstractValue, ShapedArray
 from . import _tree
 from ._jax import typematch
 from ._split import HOLE, Static
-from ._static import is_dynamic, is_number, same, same_structure
+from ._static import is_dynamic, is_number, is_of, same, same_structure
 
 
 Kind = Literal[
@@ -159,15 +159,9 @@ class Comparison:
         pairs = list(zip(before, after, strict=True))
         if all(self._fits(*pair) for pair in pairs):
             return True
-        if not self.weak_fits or not any(self._is_promoted(*pair) for pair in pairs):
+        if not self.weak_fits or not all(self._fits(*pair, any_dtype=True) for pair in pairs):
             return False
-        return all(self._fits(*pair, any_dtype=True) for pair in pairs)
-
-    def _is_promoted(self, before: Any, after: Any) -> bool:
-        if not self._is_array(after):
-            return False
-        was, now = _type(before), _type(after)
-        return getattr(was, "weak_type", False) and not typematch(was, now)
+        return any(_is_promoted(_type(before), _type(after)) for before, after in pairs)
 
     def _fits(self, before: Any, after: Any, any_dtype: bool = False) -> bool:
         if before is after:
@@ -183,13 +177,13 @@ class Comparison:
             return False
         if _is_key(was) or _is_key(now):
             return False
-        return typematch(cast(Any, was).update(dtype=now.dtype, weak_type=False), now)
+        return typematch(cast(Any, was).update(dtype=now.dtype), now)
 
     def _is_array(self, leaf: Any) -> bool:
         return is_number(leaf) or self._is_dynamic(leaf)
 
     def _is_dynamic(self, leaf: Any) -> bool:
-        return isinstance(leaf, AbstractValue) or is_dynamic(leaf, self.trace_numbers)
+        return is_of(leaf, AbstractValue) or is_dynamic(leaf, self.trace_numbers)
 
     def _facts(self, tree: Any) -> Any:
         if _one_level(tree) is not None:
@@ -202,14 +196,18 @@ def attributes(static: Static) -> dict[int, dict[str, Any]]:
 
     Not of functions, nor of others that are no objects in the everyday sense.
     """
-    return {
-        place: dict[str, Any](leaf.__dict__)
-        for place, leaf in enumerate(static.leaves)
-        if leaf is not HOLE
-        and hasattr(leaf, "__dict__")
-        and not isinstance(leaf, _NO_OBJECTS)
-        and not hasattr(leaf, "__wrapped__")
-    }
+    found = ((place, _attributes(leaf)) for place, leaf in enumerate(static.leaves))
+    return {place: names for place, names in found if names is not None}
+
+
+def _attributes(leaf: Any) -> dict[str, Any] | None:
+    if leaf is HOLE or is_of(leaf, _NO_OBJECTS):
+        return None
+    try:
+        return None if hasattr(leaf, "__wrapped__") else dict[str, Any](leaf.__dict__)
+    except Exception:
+        # It has none, or does not let itself be asked.
+        return None
 
 
 _NO_OBJECTS = (type, enum.Enum, types.FunctionType, types.MethodType, types.ModuleType)
@@ -217,7 +215,11 @@ _NO_OBJECTS = (type, enum.Enum, types.FunctionType, types.MethodType, types.Modu
 
 def _type(leaf: Any) -> Any:
     # Where there are no arrays, but only what they would be, their types stand for them.
-    return leaf if isinstance(leaf, AbstractValue) else jax.typeof(leaf)
+    return leaf if is_of(leaf, AbstractValue) else jax.typeof(leaf)
+
+
+def _is_promoted(was: Any, now: Any) -> bool:
+    return not typematch(was, now) and was.weak_type
 
 
 def _is_key(aval: Any) -> bool:
@@ -227,11 +229,9 @@ def _is_key(aval: Any) -> bool:
 def _metadata_differences(
     before: Any, after: Any, path: str, inner: Iterable[str]
 ) -> Iterator[Mismatch]:
-    data_before = _tree.structure(before).node_data()
-    data_after = _tree.structure(after).node_data()
-    if data_before is None or data_after is None:
-        return
-    if same(data_before[1], data_after[1]):
+    _, metadata_before = _tree.structure(before).node_data()
+    _, metadata_after = _tree.structure(after).node_data()
+    if same(metadata_before, metadata_after):
         return
     fields = [
         Mismatch(f"{path}.{name}", "field", *values)
@@ -241,7 +241,7 @@ def _metadata_differences(
     if fields:
         yield from fields
     else:
-        yield Mismatch(path, "metadata", data_before[1], data_after[1])
+        yield Mismatch(path, "metadata", metadata_before, metadata_after)
 
 
 _ABSENT = object()
@@ -281,10 +281,6 @@ def _one_level(tree: Any) -> dict[str, tuple[Any, Any]] | None:
 def key_text(key: Any) -> str:
     """One key of a path, as one would write it in Python."""
     match key:
-        case jtu.GetAttrKey():
-            return f".{key.name}"
-        case jtu.SequenceKey():
-            return f"[{key.idx}]"
         case jtu.DictKey():
             return f"[{quoted(key.key)}]"
         case jtu.FlattenedIndexKey():
@@ -302,4 +298,13 @@ def quoted(value: Any) -> str:
     """`repr`, with double quotes around strings."""
     if type(value) is str:
         return '"' + repr("'" + value)[2:-1] + '"' if '"' not in value else repr(value)
-    return repr(value)
+    return printed(value)
+
+
+def printed(value: Any) -> str:
+    """`repr`, or the type of a value that fails to have one."""
+    try:
+        return repr(value)
+    except Exception:
+        kind: Any = type(value)
+        return f"<{kind.__name__}>"

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import math
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator
@@ -13,7 +13,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from jax.core import ShapedArray
+from jax.core import ShapedArray, Tracer
 
 from . import _tree
 
@@ -22,8 +22,9 @@ from . import _tree
 # the same answer for them, but only after formatting an error message.
 _NEVER_VALUES = (str, bytes, type, types.FunctionType, types.MethodType)
 
-# Types of JAX's arrays, and of what stands for them in a trace.
-_arrays: set[type] = set()
+# Types of JAX's arrays, and of what stands for them in a trace. By their addresses: not all
+# types can be hashed.
+_arrays: dict[int, type] = {}
 
 # Types that JAX was seen to refuse: it decides by type, and says no by formatting a message
 # that has the value in it.
@@ -38,25 +39,25 @@ def is_reference(value: Any) -> bool:
 def is_number(leaf: Any) -> bool:
     """Whether `leaf` is one of Python's own numbers or booleans."""
     # NumPy and JAX have subclasses of these, with a dtype.
-    return isinstance(leaf, (int, float, complex)) and not hasattr(leaf, "dtype")
+    return is_of(leaf, (int, float, complex)) and not hasattr(leaf, "dtype")
 
 
 def is_dynamic(leaf: Any, trace_numbers: bool) -> bool:
     """Whether a loop may change `leaf`: it is an array, or else a value to JAX."""
-    if type(leaf) in _arrays:
+    if id(type_of(leaf)) in _arrays:
         return True
     if is_numpy(leaf):
         return _jax_has(leaf.dtype)
-    if eqx.is_array(leaf):
-        _arrays.add(type_of(leaf))
+    if is_of(leaf, (jax.Array, Tracer)) and eqx.is_array(leaf):
+        kind = type_of(leaf)
+        _arrays[id(kind)] = kind
         return True
     if is_number(leaf):
         return trace_numbers
-    kind = type_of(leaf)
-    if isinstance(leaf, _NEVER_VALUES) or _is_refused(kind):
+    # JAX takes a `ShapeDtypeStruct` for the description of a value, not for a value.
+    if is_of(leaf, (*_NEVER_VALUES, jax.ShapeDtypeStruct)) or _is_refused(type_of(leaf)):
         return False
-    # JAX takes it for the description of a value, not for a value.
-    return not isinstance(leaf, jax.ShapeDtypeStruct) and _is_value(leaf)
+    return _is_value(leaf)
 
 
 @functools.cache
@@ -76,31 +77,23 @@ def _is_value(leaf: Any) -> bool:
     try:
         jax.typeof(leaf)
     except TypeError:
-        with contextlib.suppress(TypeError):
+        with contextlib.suppress(Exception):
             _refused.add(type_of(leaf))
         return False
     except Exception:
         # Either JAX knows this kind of value and refuses it for a reason of its own, which
-        # it gives when it is handed the value. Or the value failed to become part of JAX's
-        # message.
-        return _has_repr(leaf)
+        # it gives when it is handed the value. Or the value does not let itself be asked, or
+        # failed to become part of JAX's message.
+        return inspect.getattr_static(type_of(leaf), "__jax_array__", None) is not None
     return True
 
 
 def _is_refused(kind: Any) -> bool:
     try:
         return kind in _refused
-    except TypeError:
+    except Exception:
         # A type that cannot be hashed, by the will of its metaclass.
         return False
-
-
-def _has_repr(leaf: Any) -> bool:
-    try:
-        repr(leaf)
-    except Exception:
-        return False
-    return True
 
 
 def is_held(leaf: Any, trace_numbers: bool) -> bool:
@@ -130,7 +123,12 @@ def is_scalar(value: Any, kinds: str) -> bool:
 
 def is_numpy(value: Any) -> bool:
     """Whether `value` is an array or a scalar of NumPy's."""
-    return isinstance(value, (np.ndarray, np.generic))
+    return is_of(value, (np.ndarray, np.generic))
+
+
+def is_of(value: Any, kinds: Any) -> bool:
+    """`isinstance`, by what `value` is and not by what its `__class__` says, as JAX has it."""
+    return issubclass(type_of(value), kinds)
 
 
 # Their kinds as `Any`: a type checker need not follow what is told apart here.
@@ -198,7 +196,7 @@ def _same(a: Any, b: Any, comparing: frozenset[tuple[int, int]]) -> bool:
     if pair in comparing:
         return True
     recur = functools.partial(_same, comparing=comparing | {pair})
-    if isinstance(a, (float, complex)):
+    if is_of(a, (float, complex)):
         return _same_number(a, b)
     if is_numpy(a):
         return array_key(a) == array_key(b)
@@ -208,14 +206,14 @@ def _same(a: Any, b: Any, comparing: frozenset[tuple[int, int]]) -> bool:
         return _typed(a) == _typed(b) and all(recur(a[key], b[key]) for key in a)
     if kind in (set, frozenset):
         return _typed(a) == _typed(b)
-    if isinstance(a, types.MethodType):
+    if is_of(a, types.MethodType):
         return recur(a.__func__, b.__func__) and recur(a.__self__, b.__self__)
     if kind is functools.partial:
         return recur(
             (a.func, a.args, a.keywords),
             (b.func, b.args, b.keywords),
         )
-    if isinstance(a, types.FunctionType):
+    if is_of(a, types.FunctionType):
         return _same_function(a, b, recur)
     if dataclasses.is_dataclass(a) and not isinstance(a, type):
         # Their own `==` takes `1` and `True` for the same, and may leave fields out.
@@ -275,7 +273,7 @@ def float_key(value: Any) -> Hashable:
     # Tells 0.0 from -0.0, which a trace can, and takes NaN for NaN.
     if isinstance(value, complex):
         return (float_key(value.real), float_key(value.imag))
-    return "nan" if math.isnan(value) else float(value).hex()
+    return float(value).hex()
 
 
 def array_key(value: Any) -> tuple[Hashable, ...]:

@@ -16,7 +16,7 @@ from jax.core import AbstractValue
 
 from . import _tree
 from ._jax import PyTreeDef
-from ._mismatch import Mismatch, key_text, quoted
+from ._mismatch import Mismatch, key_text, printed, quoted
 from ._static import is_number, nodes
 
 
@@ -65,6 +65,18 @@ def type_text(aval: Any) -> str:
 
 def described(value: Any) -> str:
     """A static value, an array's type, or a tree's structure, in a few words."""
+    return _unless_it_fails(_described, value, _clipped(value))
+
+
+def _unless_it_fails(say: Callable[[Any], str], value: Any, otherwise: str) -> str:
+    # A value of the user's may fail whatever it is asked.
+    try:
+        return say(value)
+    except Exception:
+        return otherwise
+
+
+def _described(value: Any) -> str:
     if isinstance(value, AbstractValue):
         return type_text(value)
     if isinstance(value, PyTreeDef):
@@ -84,10 +96,7 @@ def described(value: Any) -> str:
 
 
 def _clipped(value: Any, limit: int = 60) -> str:
-    try:
-        text = " ".join(repr(value).split())
-    except Exception:
-        text = f"<{type(value).__name__}>"
+    text = " ".join(printed(value).split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
@@ -135,7 +144,7 @@ def _told_apart(before: Any, after: Any) -> tuple[str, str]:
     if was != now:
         return was, now
     # Two things that read the same need to be told apart.
-    parts_before, parts_after = _parts(before), _parts(after)
+    parts_before, parts_after = (_unless_it_fails(_parts, each, "") for each in (before, after))
     if parts_before != parts_after:
         return f"{was}{parts_before}", f"{now}{parts_after}"
     return was, f"another {now}"

@@ -180,9 +180,11 @@ class Comparison:
         return typematch(cast(Any, was).update(dtype=now.dtype), now)
 
     def _is_array(self, leaf: Any) -> bool:
-        return is_number(leaf) or self._is_dynamic(leaf)
+        return (is_number(leaf) and _fits_in_jax(leaf)) or self._is_dynamic(leaf)
 
     def _is_dynamic(self, leaf: Any) -> bool:
+        if is_number(leaf):
+            return self.trace_numbers and _fits_in_jax(leaf)
         return is_of(leaf, AbstractValue) or is_dynamic(leaf, self.trace_numbers)
 
     def _facts(self, tree: Any) -> Any:
@@ -211,6 +213,14 @@ def _attributes(leaf: Any) -> dict[str, Any] | None:
 
 
 _NO_OBJECTS = (type, enum.Enum, types.FunctionType, types.MethodType, types.ModuleType)
+
+
+def _fits_in_jax(number: Any) -> bool:
+    try:
+        jax.typeof(number)
+    except OverflowError:
+        return False
+    return True
 
 
 def _type(leaf: Any) -> Any:
@@ -306,5 +316,4 @@ def printed(value: Any) -> str:
     try:
         return repr(value)
     except Exception:
-        kind: Any = type(value)
-        return f"<{kind.__name__}>"
+        return f"<{cast(Any, type)(value).__name__}>"

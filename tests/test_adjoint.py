@@ -25,14 +25,6 @@ import loopax
 from loopax import filter_fori_loop, filter_scan, filter_while_loop
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly_compiled():
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 @pytest.fixture
 def x64():
     with enable_x64():

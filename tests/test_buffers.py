@@ -19,14 +19,6 @@ def in_double_precision():
         yield
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly_compiled():
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 def check(actual, expected):
     """That two trees are equal, each array relatively to its largest element."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)

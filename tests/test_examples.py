@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 
+pytestmark = pytest.mark.optimised
+
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = ["mlp_carry", "ppo_cartpole", "digits_training", "transformer", "van_der_pol"]
 SHARED = ["checks", "demo", "language_model", "two_processes"]

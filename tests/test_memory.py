@@ -9,6 +9,9 @@ import pytest
 import loopax
 
 
+pytestmark = pytest.mark.optimised
+
+
 W = jax.random.normal(jax.random.key(0), (16, 16)) / 4
 
 

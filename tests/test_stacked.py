@@ -198,6 +198,7 @@ def test_a_layer_is_made_once_and_traced_once():
     assert (len(made), len(called)) == (1, 1)
 
 
+@pytest.mark.optimised
 def test_a_program_does_not_grow_with_its_depth():
     def operations(depth):
         stack = Stacked(Block, depth, key=KEY)
@@ -446,6 +447,7 @@ def memory(stack):
     return run.lower(stack).compile().compiled.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.optimised
 def test_remat_and_checkpoints_save_memory():
     stack = Stacked(lambda key: eqx.nn.MLP(32, 32, 512, 3, key=key), 32, key=KEY)
     plain = memory(stack)

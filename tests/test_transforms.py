@@ -834,15 +834,6 @@ def cells():
 CELLS = list(cells())
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly_compiled():
-    """Each program is run once."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 @functools.cache
 def wanted(reference, function, content):
     program = Program(Plain, function, content)

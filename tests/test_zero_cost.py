@@ -13,6 +13,9 @@ from programs import HAND, NET, OURS, PROGRAMS, XS, optimised
 from loopax.nn import Stacked
 
 
+pytestmark = pytest.mark.optimised
+
+
 X = jnp.ones(4)
 
 

@@ -683,10 +683,20 @@ EQUAL_TOKENS = {
     "moments": lambda: NOON.astimezone(datetime.UTC),
     "values that are not written alike but have attributes": lambda: Chatty("a"),
     "values that are written as objects are": Alike,
+    "methods of builtin values": lambda: {"a": 1}.get,
+    "methods of builtin classes": lambda: dict.fromkeys,
+    "partials with attributes": lambda: with_name(functools.partial(add, 1), "a"),
 }
+
+
+def with_name(value, name):
+    value.name = name
+    return value
+
 
 NOON = datetime.datetime(2000, 1, 1, 12, tzinfo=datetime.UTC)
 AGENTS = Agent(), Agent()
+TABLE = {"a": 1}
 # What a set is in has no token by its parts.
 CONFIGS = Config({1}), Config({1})
 
@@ -732,6 +742,13 @@ DIFFERENT_TOKENS = {
     ),
     "objects that no weak reference can be to": (Bare(), Bare()),
     "an object without weak references and a value": (Bare(), 1),
+    "the values of which a method is": ({"a": 1}.get, {"a": 2}.get),
+    "methods of one builtin value": (TABLE.get, TABLE.pop),
+    "builtin functions": (math.sin, math.cos),
+    "the attributes of partials": (
+        with_name(functools.partial(add, 1), "a"),
+        with_name(functools.partial(add, 1), "b"),
+    ),
 }
 
 

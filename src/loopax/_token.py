@@ -29,6 +29,9 @@ _MOST_PARTS = 10_000
 # Types whose values are equal only if no trace can tell them apart.
 _PLAIN = frozenset((type(None), bool, int, str, bytes))
 
+# What a function of C has for a receiver if it is none of a method.
+_NO_RECEIVERS = (type(None), types.ModuleType)
+
 # Types that never die.
 _IMMORTAL = frozenset((type(None), tuple, list, dict, frozenset))
 
@@ -74,6 +77,8 @@ class Tokens:
             return self._of_array(value)
         if isinstance(value, types.MethodType):
             return (kind, self.of(value.__func__), self._of_holder(value.__self__))
+        if kind is types.BuiltinMethodType and not isinstance(value.__self__, _NO_RECEIVERS):
+            return (kind, value.__name__, self._of_holder(value.__self__))
         if kind is functools.partial:
             return self._of_holder(value)
         if _is_function(value):
@@ -171,7 +176,8 @@ class Tokens:
 
     def _of_parts(self, value: Any, kind: Any) -> Hashable:
         if kind is functools.partial:
-            return (kind, *map(self.of, (value.func, value.args, value.keywords)))
+            parts = (value.func, value.args, value.keywords, value.__dict__)
+            return (kind, *map(self.of, parts))
         return self._of_object(value, kind)
 
     def _of_array(self, value: Any) -> Hashable:

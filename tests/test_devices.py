@@ -132,9 +132,9 @@ def with_gradients(program):
     return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
 
 
-def by_hand(program):
+def by_hand(program, activation=jnp.tanh):
     def loss(weight, x):
-        out = program(Net(weight, jnp.tanh), x)
+        out = program(Net(weight, activation), x)
         # A row from the next device, and all rows: both have to be differentiated through.
         next_one = jax.lax.ppermute(out, "data", RING)
         everything = jax.lax.all_gather(out, "data", tiled=True)
@@ -144,9 +144,9 @@ def by_hand(program):
     return jax.value_and_grad(loss, (0, 1), has_aux=True)
 
 
-def expected_by_hand(program):
+def expected_by_hand(program, activation=jnp.tanh):
     def loss(weight, x):
-        out = program(Net(weight, jnp.tanh), x)
+        out = program(Net(weight, activation), x)
         total = jnp.sum(out)
         return jnp.sum(out * jnp.roll(out, 1, 0)) + total**2 / 8, out
 
@@ -182,17 +182,35 @@ def test_sharded_batch(name, kind):
         assert out.sharding.is_equivalent_to(rows, 2)
 
 
-def check_by_hand(program):
+def check_by_hand(program, activation=jnp.tanh, expected_activation=jnp.tanh):
     specs = (P(), P("data"))
     run = jax.shard_map(
-        by_hand(program), mesh=mesh(AxisType.Auto), in_specs=specs, out_specs=(specs, specs)
+        by_hand(program, activation),
+        mesh=mesh(AxisType.Auto),
+        in_specs=specs,
+        out_specs=(specs, specs),
     )
-    assert_close(jax.jit(run)(WEIGHT, X), expected_by_hand(program)(WEIGHT, X))
+    expected = expected_by_hand(program, expected_activation)(WEIGHT, X)
+    assert_close(jax.jit(run)(WEIGHT, X), expected)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_shard_map(name):
     check_by_hand(PROGRAMS[name])
+
+
+def mixing(x):
+    """Of the rows of a device, with that before and with the mean of all."""
+    return jnp.tanh(x) + jax.lax.ppermute(x, "data", RING) / 2 + jax.lax.pmean(x, "data")
+
+
+def mixing_on_one_device(x):
+    return jnp.tanh(x) + jnp.roll(x, 1, 0) / 2 + x.mean(0, keepdims=True)
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "associative"])
+def test_collectives_in_the_body(name):
+    check_by_hand(PROGRAMS[name], mixing, mixing_on_one_device)
 
 
 @pytest.mark.skipif(not NEW_NAMES, reason=EXPLICIT)
@@ -267,7 +285,12 @@ def test_carry_and_branches_that_change_their_sharding():
                 jnp.asarray(True), lambda x: x, lambda x: start(jnp.zeros((8, 4))), x
             )
 
-        for program, path, times in [(loop, 'carry["a"]', 3), (choice, "output", 1)]:
+        def switch(start):
+            branches = [lambda x: x, lambda x: start(jnp.zeros((8, 4))), lambda x: 2 * x]
+            return lambda x: loopax.filter_switch(jnp.asarray(0), branches, x)
+
+        programs = [(loop, 'carry["a"]', 3), (choice, "output", 1), (switch, "output", 1)]
+        for program, path, times in programs:
             with pytest.raises(loopax.MismatchError) as caught:
                 jax.jit(lambda x, program=program: program(lambda a: a)(x))(x)
             (mismatch,) = caught.value.mismatches

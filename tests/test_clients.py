@@ -11,7 +11,7 @@ import numpy as np
 import optimistix
 import pytest
 from clients import on_loopax
-from versions import enable_x64
+from versions import NEW_NAMES, enable_x64
 
 import loopax
 
@@ -130,7 +130,8 @@ def test_diffrax_has_the_same_gradients_under_vmap_with_all_that_it_can_save():
 def test_diffrax_has_the_same_gradients_with_an_implicit_solver_where_each_step_is_saved():
     saveat = diffrax.SaveAt(steps=True, dense=True)
     run = solve_and_gradients(solver=diffrax.Kvaerno5(), saveat=saveat)
-    calls = same_on_ours(run, Y0, PARAMETERS)
+    # With JAX 0.7 one number of 128 is 2.4e-9 off, which is 8e-11 where the largest is 1.1.
+    calls = same_on_ours(run, Y0, PARAMETERS, rtol=1e-9 if NEW_NAMES else 5e-9)
     assert are_nested(calls, None, KVAERNO5_STAGES)
     # The root finder of each stage.
     assert "lax" in kinds(calls)

@@ -814,10 +814,14 @@ for names, functions, error, match in REASONS.values():
 
 # What does not work with JAX 0.7.
 OF_OLD = {
-    ("hessian", "scan bounded"): "keys in such a loop cannot be lowered",
-    ("hessian", "while_loop bounded"): "keys in such a loop cannot be lowered",
+    **dict.fromkeys(
+        itertools.product(["hessian", "jacrev"], ["scan bounded", "while_loop bounded"]),
+        "keys in such a loop cannot be lowered",
+    ),
     ("hessian", "while_loop"): "an error within JAX comes before the refusal",
     ("hessian", "fori_loop dynamic"): "an error within JAX comes before the refusal",
+    ("reference_as_operand", "fori_loop dynamic"): "`eqx.filter_jit` takes references",
+    ("reference_as_operand", "fori_loop max_steps"): "`eqx.filter_jit` takes references",
 }
 
 

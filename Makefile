@@ -31,7 +31,7 @@ OLDEST := jax==0.7.2 jaxlib==0.7.2 equinox==0.13.3
 
 # Here the annotations are checked while the tests run, which takes a fifth more time.
 test-oldest: $(VENV)-oldest/suite.ok
-	$(VENV)-oldest/bin/python $(PYTEST) --jaxtyping-packages=loopax,beartype.beartype
+	$(VENV)-oldest/bin/python $(PYTEST) --jaxtyping-packages=loopax,beartype.beartype $(TESTS)
 
 $(VENV)-oldest/suite.ok: pyproject.toml Makefile
 	test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest
